@@ -1,0 +1,36 @@
+# Each target makes the environment it needs, from nothing but Python 3.11 or later: `make demo`, `make test`.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEMO   ?= demo
+
+.PHONY: demo test lint types unit bench clean
+
+# One environment serves every target; it is remade when what it installs changes.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/edgekit deploy lenet -o $(DEMO) --force
+
+test: lint types unit
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+unit: $(VENV)/ready
+	$(BIN)/pytest -n 2 --dist worksteal
+
+# Ours against PyTorch, for every architecture of the catalogue; prints ratios.
+bench: $(VENV)/ready
+	$(BIN)/python -m tests.bench_catalog
+
+clean:
+	rm -rf $(VENV) $(DEMO) *.egg-info

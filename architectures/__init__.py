@@ -1,0 +1,1 @@
+"""The networks, in PyTorch. `catalog.py` is the one table of names."""

@@ -1,0 +1,79 @@
+"""Graph lint: what will hurt on a device, and how to fix it. Rules are in checks/, one a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from runtime.bundle import Bundle, is_bundle
+from runtime.errors import SourceError
+
+from .checks import RULES
+from .finding import SEVERITIES, Finding, Graph
+from .graph import missing_external, operators_of, signature_of
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    subject: str
+    findings: tuple[Finding, ...]
+    operators: dict[str, int]
+    opsets: dict[str, int]
+
+    def __bool__(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def count(self) -> Counter[str]:
+        return Counter(finding.severity for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "subject": self.subject,
+            "passed": bool(self),
+            "findings": [vars(finding) for finding in self.findings],
+            "operators": self.operators,
+            "opsets": self.opsets,
+        }
+
+
+def check(path: str | Path) -> CheckReport:
+    """Check every graph of a bundle, or a single .onnx file."""
+    graphs = _graphs(Path(path))
+    findings = [finding for graph in graphs for rule in RULES for finding in rule.run(graph)]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    operators: Counter[str] = sum((operators_of(graph.model) for graph in graphs), Counter())
+    opsets = {item.domain or "ai.onnx": item.version for graph in graphs for item in graph.model.opset_import}
+    return CheckReport(str(path), tuple(findings), dict(operators.most_common()), opsets)
+
+
+def _graphs(path: Path) -> list[Graph]:
+    if is_bundle(path):
+        bundle = Bundle.open(path)
+        return [_graph(name, bundle.root / entry.file, entry.signature) for name, entry in bundle.manifest.graphs.items()]
+    if path.is_dir():
+        raise SourceError(f"{path} is a directory without manifest.json; expected a bundle or a .onnx file")
+    if not path.is_file():
+        raise SourceError(f"there is no {path}; expected a bundle or a .onnx file")
+    return [_graph(path.stem, path, None)]
+
+
+def _graph(name: str, path: Path, signature: Any) -> Graph:
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError) as error:
+        raise SourceError(f"{path} is not a readable ONNX model: it is truncated or garbage") from error
+    if not model.graph.node and not model.graph.output:
+        raise SourceError(f"{path} is not a readable ONNX model: it holds no graph")
+    if not missing_external(path):
+        onnx.load_external_data_for_model(model, str(path.parent))
+    if signature is None:
+        try:
+            signature = signature_of(model)
+        except SourceError:  # the rules that need a signature say so themselves
+            signature = None
+    return Graph(name, path, model, signature)

@@ -1,0 +1,133 @@
+"""Small helpers on ONNX models: reading them kindly, cleaning them, and telling their signature."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError
+
+from runtime.errors import SourceError
+from runtime.onnx_file import external_files
+from runtime.signature import Dim, GraphSignature, TensorSpec
+
+MODEL_FILE = "model.onnx"
+
+
+def read_model(path: str | Path) -> onnx.ModelProto:
+    """Load an ONNX file with its external data, or say in one line what is wrong with it."""
+    path = Path(path)
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}; expected an ONNX model")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError) as error:
+        raise SourceError(f"{path} is not a readable ONNX model: it is truncated or garbage") from error
+    if not model.graph.node and not model.graph.output:
+        raise SourceError(f"{path} is not a readable ONNX model: it holds no graph")
+    if missing := [name for name in missing_external(path) if name]:
+        raise SourceError(f"{path} needs the weights file {missing[0]!r} beside it, which is missing; copy it there")
+    for location in external_files(path):
+        if not (path.parent / location).resolve().is_relative_to(path.parent.resolve()):
+            raise SourceError(f"{path} reads weights from {location!r}, outside its own folder; move the file beside it")
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except Exception as error:
+        raise SourceError(f"{path} has external weights that cannot be read ({_line(error)}); get the files again") from error
+    return model
+
+
+def missing_external(path: Path) -> list[str]:
+    return sorted(name for name in external_files(path) if not (path.parent / name).is_file())
+
+
+def clean(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Drop what only a debugger reads (stack traces, stale shapes), then infer the shapes anew. Weights are untouched."""
+    model = _copy(model)
+    del model.metadata_props[:]
+    del model.graph.value_info[:]  # dynamo lists initializers there, which breaks quantizers, and stale example sizes
+    for graph in graphs_of(model):
+        del graph.metadata_props[:]
+        graph.doc_string = ""
+        for item in (*graph.node, *graph.initializer, *graph.input, *graph.output):
+            del item.metadata_props[:]
+            item.doc_string = ""
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:  # contrib operators have no shape function; the graph is right all the same
+        return model
+
+
+def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and every graph inside an attribute (If, Loop, Scan)."""
+
+    def walk(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                for inner in (attribute.g, *attribute.graphs):
+                    if inner.node or inner.output:
+                        yield from walk(inner)
+
+    yield from walk(model.graph)
+
+
+def signature_of(model: onnx.ModelProto) -> GraphSignature:
+    """What the graph declares. Unnamed dynamic axes get the name of their input and number."""
+    weights = {initializer.name for initializer in model.graph.initializer}
+    inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
+    return GraphSignature(inputs, tuple(_spec(value) for value in model.graph.output))
+
+
+def operators_of(model: onnx.ModelProto) -> Counter[str]:
+    """How often each operator occurs; operators outside the standard set carry their domain."""
+    return Counter(
+        f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+        for graph in graphs_of(model)
+        for node in graph.node
+    )
+
+
+def requirements_of(model: onnx.ModelProto) -> dict[str, Any]:
+    return {
+        "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
+        "operators": sorted(operators_of(model)),
+        "onnxruntime": onnxruntime.__version__,  # the version it was proved with
+        "cpu_features": [],
+    }
+
+
+def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    if value.type.WhichOneof("value") != "tensor_type":
+        raise SourceError(f"{value.name!r} is a {value.type.WhichOneof('value')}, and only tensors are supported")
+    tensor = value.type.tensor_type
+    kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
+    if dtype in ("string", "undefined", "complex64", "complex128"):
+        raise SourceError(f"{value.name!r} holds {dtype} values, which are not supported; only numbers and booleans are")
+    if not tensor.HasField("shape"):
+        raise SourceError(f"{value.name!r} declares no shape, so it cannot be checked; add one with onnx.shape_inference")
+    shape: list[Dim] = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        fixed = dim.HasField("dim_value")
+        shape.append(int(dim.dim_value) if fixed else (dim.dim_param or f"{value.name}_{axis}"))
+    return TensorSpec(value.name, dtype, tuple(shape))
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    return copied
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

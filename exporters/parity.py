@@ -1,0 +1,162 @@
+"""Shape-fuzz parity: the graph against its reference on fresh inputs, at sizes the exporter never saw.
+
+Only fresh sizes reveal a baked-in shape, so every dynamic axis is varied alone over 1, 2, the example's neighbours and
+larger ones. The tolerance is derived, not guessed: PyTorch's own float32 rounding error, measured against the same network
+in float64 on the same inputs, times MARGIN.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.bundle import Tolerance
+from runtime.errors import FeedError, SourceError
+from runtime.session import Session
+from runtime.signature import GraphSignature, bind_sizes
+from runtime.verify import OutputComparison, compare, max_error
+
+from .source import Exportable
+
+MARGIN = 10.0  # another summation order gives errors of the same size as PyTorch's own; ten times that is a different answer
+_EPSILON = float(np.finfo(np.float32).eps)
+
+Arrays = dict[str, NDArray[Any]]
+Reference = Callable[[Arrays], Arrays]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fuzzed size, e.g. {"batch": 7}, and how each output compared."""
+
+    sizes: Mapping[str, int]
+    inputs: Arrays
+    expected: Arrays
+    comparisons: tuple[OutputComparison, ...]
+
+    def __bool__(self) -> bool:
+        return all(self.comparisons)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis}={size}" for axis, size in self.sizes.items()) or "example sizes"
+
+
+def fuzz_sizes(example: int) -> list[int]:
+    """At least five sizes other than the example's: 1, 2, its neighbours, a larger and a large one."""
+    large = 4 * example + 5 if example <= 64 else 2 * example + 3
+    candidates = [1, 2, example - 1, example + 1, 2 * example + 1, large]
+    sizes = [size for size in dict.fromkeys(candidates) if size >= 1 and size != example]
+    while len(sizes) < 5:
+        sizes.append(max(sizes) + 2)
+    return sizes
+
+
+def fuzz_cases(axes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Every axis varied alone with the others at the example's size; with several axes also a case where all differ."""
+    cases = [dict(axes) | {axis: size} for axis, example in axes.items() for size in fuzz_sizes(example)]
+    if len(axes) > 1:
+        cases.append({axis: example + 2 + index for index, (axis, example) in enumerate(axes.items())})
+    return cases or [{}]
+
+
+def fresh_inputs(
+    signature: GraphSignature, examples: Mapping[str, NDArray[Any]], sizes: Mapping[str, int], seed: int
+) -> Arrays:
+    """New values like the examples': integers and booleans drawn from theirs, floats drawn and jittered."""
+    random = np.random.default_rng(seed)
+    inputs: Arrays = {}
+    for spec in signature.inputs:
+        example = np.asarray(examples[spec.name])
+        shape = [sizes.get(dim, example.shape[axis]) if isinstance(dim, str) else dim for axis, dim in enumerate(spec.shape)]
+        drawn = example
+        for axis, size in enumerate(shape):
+            if example.shape[axis] != size or isinstance(spec.shape[axis], str):
+                drawn = np.take(drawn, random.integers(0, max(1, example.shape[axis]), size), axis=axis)
+        if example.dtype.kind == "f":
+            deviation = float(example.std()) or 1.0
+            drawn = drawn + 0.5 * deviation * random.standard_normal(drawn.shape)
+        elif example.size and drawn.size:
+            drawn = random.choice(example.ravel(), size=drawn.shape)
+        inputs[spec.name] = np.ascontiguousarray(drawn, dtype=spec.dtype)
+    return inputs
+
+
+def torch_reference(network: Exportable, dtype: torch.dtype | None = None) -> Reference:
+    """The network in PyTorch as a function of numpy arrays; in `dtype` if one is given."""
+    module = network.module if dtype is None else copy.deepcopy(network.module).to(dtype)
+
+    def run(inputs: Arrays) -> Arrays:
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
+        if dtype is not None:
+            tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        return {name: tensor.numpy() for name, tensor in network.call(tensors, module).items()}
+
+    return run
+
+
+def derive_tolerance(reference: Reference, precise: Reference | None, cases: list[Arrays]) -> dict[str, Tolerance]:
+    """For each output: MARGIN times the float32 error of the reference itself, measured on `cases`."""
+    noise: dict[str, float] = {}
+    scale: dict[str, float] = {}
+    how = "PyTorch float32 against float64 of the same network"
+    for inputs in cases:
+        single = reference(inputs)
+        try:
+            if precise is None:
+                raise TypeError
+            exact = precise(inputs)
+        except Exception:  # a network with float32 written into it cannot run in float64: disturb its inputs instead
+            how = "the answer to inputs disturbed by one float32 rounding step"
+            exact = reference({name: _nudge(array) for name, array in inputs.items()})
+        for name, values in single.items():
+            if not np.isfinite(values).all():
+                raise SourceError(
+                    f"output {name!r} has NaN or infinite values in the original itself, so nothing can be compared"
+                )
+            noise[name] = max(noise.get(name, 0.0), max_error(values, exact[name]))
+            scale[name] = max(scale.get(name, 0.0), float(np.max(np.abs(values), initial=0.0)))
+    tolerances = {}
+    for name, measured in noise.items():
+        floor = _EPSILON * scale[name]
+        text = f"{MARGIN:g} x the larger of {measured:.2e} ({how}) and {floor:.2e} (one float32 rounding of the largest value)"
+        tolerances[name] = Tolerance(MARGIN * max(measured, floor), measured, text)
+    return tolerances
+
+
+def compare_cases(
+    session: Session, reference: Reference, tolerances: Mapping[str, Tolerance], inputs: list[tuple[dict[str, int], Arrays]]
+) -> list[Case]:
+    """Run the graph on every case. A case the graph cannot run, or whose declared shapes are untrue, is a failed one."""
+    cases = []
+    for sizes, feeds in inputs:
+        expected = reference(feeds)
+        label = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+        try:
+            actual = session.run(feeds)
+            bound = session.signature.check_feeds(feeds)
+            for spec in session.signature.outputs:
+                bind_sizes(spec, actual[spec.name], bound)
+        except FeedError as error:
+            allowed = {name: tolerance.allowed for name, tolerance in tolerances.items()}
+            failed = tuple(
+                OutputComparison(label, name, tuple(expected[name].shape), float("inf"), allowed[name], str(error))
+                for name in expected
+            )
+            cases.append(Case(sizes, feeds, expected, failed))
+            continue
+        comparisons = tuple(compare(label, name, actual[name], expected[name], tolerances[name].allowed) for name in expected)
+        cases.append(Case(sizes, feeds, expected, comparisons))
+    return cases
+
+
+def _nudge(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind != "f":
+        return array
+    random = np.random.default_rng(0)
+    return (array * (1 + _EPSILON * random.choice([-1.0, 1.0], size=array.shape))).astype(array.dtype)

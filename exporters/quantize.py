@@ -1,0 +1,296 @@
+"""Bundle → smaller bundle, kept only where it measurably wins.
+
+A scheme is right only when measured: the same int8 that makes one network three times faster makes another four times
+slower. So the candidate is timed against its original, interleaved, with the original taking part twice: the difference between
+two copies of the same bundle is this machine's noise, and "slower" means slower than that.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from runtime.bench import Variant, bench, bundle_variant
+from runtime.bundle import Bundle, Manifest, Tolerance, lineage_step, write_bundle
+from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
+from runtime.machine import cpu_features
+from runtime.metrics import Metric
+from runtime.session import Session
+from runtime.statistics import Estimate
+from runtime.verify import max_error
+
+from .graph import operators_of, read_model, requirements_of
+from .quantizers import SCHEMES
+from .quantizers.scheme import NodeDecision, Request, decide, with_node_names
+
+NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
+_TOLERANCE_MARGIN = 2.0
+_INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+
+Calibration = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a bundle is: the metric, and a function that measures it through the runtime."""
+
+    metric: Metric
+    measure: Callable[[Bundle], float]
+    data: str  # what it is measured on, for the report
+
+
+@dataclass(frozen=True)
+class Budget:
+    max_drop: float | None = None  # in percent; None: the metric's own default
+    for_size: bool = False  # a slower result is acceptable
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    scheme: str
+    only: tuple[str, ...]
+    exclude: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+    latency_before_us: float
+    latency_after_us: float
+    latency_ratio: Estimate
+    noise: Estimate  # ratio of two copies of the original
+    batch: int
+    threads: int
+    metric: str
+    unit: str
+    metric_data: str
+    metric_before: float
+    metric_after: float
+    drop: float
+    max_drop: float
+    nodes: tuple[NodeDecision, ...]
+    refusals: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.refusals
+
+    @property
+    def size_ratio(self) -> float:
+        return self.bytes_after / self.bytes_before
+
+    @property
+    def label(self) -> str:
+        """e.g. "int8-static (Gemm)"."""
+        if self.only:
+            return f"{self.scheme} ({', '.join(self.only)})"
+        return f"{self.scheme} (without {', '.join(self.exclude)})" if self.exclude else self.scheme
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kept": bool(self), "size_ratio": self.size_ratio, **asdict(self)}
+
+    def figures(self) -> str:
+        return (
+            f"size {self.bytes_before:,} → {self.bytes_after:,} bytes (x{self.size_ratio:.2f}), "
+            f"latency {self.latency_before_us:.0f} → {self.latency_after_us:.0f} µs (x{self.latency_ratio}), "
+            f"{self.metric} {self.metric_before:.2f} → {self.metric_after:.2f} {self.unit}".rstrip()
+        )
+
+
+class MeasuredRefusal(QuantizationRefused):
+    """A refusal that carries the figures it rests on."""
+
+    def __init__(self, report: QuantizeReport) -> None:
+        self.report = report
+        super().__init__(f"{report.label} refused: {'; '.join(report.refusals)}. Measured: {report.figures()}")
+
+
+def quantize(
+    bundle: Bundle,
+    target: str | Path,
+    *,
+    scheme: str,
+    quality: Quality,
+    only: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    calibration: Calibration | None = None,
+    budget: Budget | None = None,
+    batch: int = 1,
+    threads: int,
+    force: bool = False,
+    progress: Callable[[str], None] = lambda step: None,
+) -> QuantizeReport:
+    """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures."""
+    if scheme not in SCHEMES:
+        raise UnknownName.of("scheme", scheme, SCHEMES)
+    if bundle.manifest.precision != "fp32":
+        raise QuantizationRefused(
+            f"{bundle.root.name} is already {bundle.manifest.precision}; quantize its fp32 parent instead"
+        )
+    if SCHEMES[scheme].needs_calibration and calibration is None:
+        raise OptionError(f"{scheme} needs samples to calibrate on; pass --data FILE")
+    progress(f"quantizing to {scheme}")
+    model, nodes = _convert(bundle, scheme, only, exclude, calibration)
+    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
+        manifest, files = _draft(bundle, model, scheme)
+        candidate = write_bundle(Path(folder) / "candidate.bundle", manifest, files)
+        _refuse_unchanged(bundle, candidate, model, scheme)
+        progress("measuring latency against the original")
+        ratio, noise, before, after = _measure(bundle, candidate, batch, threads)
+        progress(f"measuring {quality.metric.name} on {quality.data}")
+        report = _judge(
+            bundle,
+            candidate,
+            scheme,
+            only,
+            exclude,
+            nodes,
+            quality,
+            budget or Budget(),
+            (ratio, noise, before, after),
+            batch,
+            threads,
+        )
+        if not report:
+            raise MeasuredRefusal(report)
+        step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
+        lineage = lineage_step("quantize", bundle, **step)
+        final = _with(manifest, lineage=lineage, tolerance=_tolerance(candidate, scheme))
+        write_bundle(target, final, files, force=force)
+    return report
+
+
+def _convert(
+    bundle: Bundle, scheme: str, only: tuple[str, ...], exclude: tuple[str, ...], calibration: Calibration | None
+) -> tuple[onnx.ModelProto, tuple[NodeDecision, ...]]:
+    model = with_node_names(read_model(bundle.graph_path()))
+    decisions = decide(SCHEMES[scheme], model, only, exclude)
+    chosen = [decision for decision in decisions if decision.quantized]
+    request = Request(
+        model=model,
+        nodes=tuple(decision.node for decision in chosen),
+        operators=tuple(sorted({decision.operator for decision in chosen})),
+        narrowed=bool(only or exclude),
+        calibration=calibration,
+    )
+    try:
+        return SCHEMES[scheme].apply(request), tuple(decisions)
+    except EdgekitError:
+        raise
+    except Exception as error:  # a quantizer's own failure on a graph it does not understand
+        reason = " ".join(str(error).split())[:300]
+        raise QuantizationRefused(f"{scheme} cannot be applied to this graph: {type(error).__name__}: {reason}") from error
+
+
+def _draft(bundle: Bundle, model: onnx.ModelProto, scheme: str) -> tuple[Manifest, dict[str, bytes | Path]]:
+    """The manifest and files of the candidate: the parent's goldens with the new graph."""
+    _, graph = bundle.graph()
+    files: dict[str, bytes | Path] = {golden.file: bundle.root / golden.file for golden in bundle.manifest.goldens}
+    files[graph.file] = model.SerializeToString()
+    requirements = requirements_of(model)
+    if scheme.startswith("int8"):
+        requirements["cpu_features"] = [feature for feature in cpu_features() if feature in _INT8_FEATURES]
+    lineage = lineage_step("quantize", bundle, scheme=scheme)
+    return _with(bundle.manifest, precision=scheme, requirements=requirements, lineage=lineage), files
+
+
+def _refuse_unchanged(before: Bundle, after: Bundle, model: onnx.ModelProto, scheme: str) -> None:
+    if operators_of(model) == operators_of(read_model(before.graph_path())) and scheme != "fp16":
+        raise QuantizationRefused(f"{scheme} changed no operator of this graph, so it would do nothing")
+    if after.graph_bytes >= before.graph_bytes:
+        raise QuantizationRefused(
+            f"{scheme} does not make it smaller: {before.graph_bytes:,} → {after.graph_bytes:,} bytes; it holds too few weights"
+        )
+
+
+def _measure(before: Bundle, after: Bundle, batch: int, threads: int) -> tuple[Estimate, Estimate, float, float]:
+    """(candidate / original, original's copy / original, latency of the original, latency of the candidate)."""
+    variants: list[Variant] = [
+        bundle_variant(before.root, name="original", threads=threads),
+        bundle_variant(before.root, name="control", threads=threads),
+        bundle_variant(after.root, name="candidate", threads=threads),
+    ]
+    report = bench(variants, batches=(batch,), threads=threads)
+    ratio, noise = report.timing("candidate", batch).ratio, report.timing("control", batch).ratio
+    assert ratio
+    assert noise
+    return ratio, noise, report.timing("original", batch).latency.median, report.timing("candidate", batch).latency.median
+
+
+def _judge(
+    before: Bundle,
+    after: Bundle,
+    scheme: str,
+    only: tuple[str, ...],
+    exclude: tuple[str, ...],
+    nodes: tuple[NodeDecision, ...],
+    quality: Quality,
+    budget: Budget,
+    speed: tuple[Estimate, Estimate, float, float],
+    batch: int,
+    threads: int,
+) -> QuantizeReport:
+    ratio, noise, latency_before, latency_after = speed
+    metric = quality.metric
+    score_before, score_after = quality.measure(before), quality.measure(after)
+    drop = metric.drop(score_before, score_after)
+    allowed = metric.default_budget if budget.max_drop is None else budget.max_drop
+    refusals = []
+    limit = max(NOISE_FLOOR, noise.high or noise.median)
+    if (ratio.low or ratio.median) > limit and not budget.for_size:
+        refusals.append(
+            f"{ratio.median:.2f} times slower (95 % interval {ratio.low:.2f}–{ratio.high:.2f}; "
+            f"this machine's noise reaches {limit:.2f}); try --only with fewer operators, or --for-size"
+        )
+    if not drop <= allowed:  # a NaN is not within any budget
+        refusals.append(
+            f"{metric.name} drops by {drop:.2f} {'points' if metric.unit == '%' else '%'}, "
+            f"more than the {allowed:g} that --max-drop allows"
+        )
+    return QuantizeReport(
+        scheme=scheme,
+        only=only,
+        exclude=exclude,
+        bytes_before=before.graph_bytes,
+        bytes_after=after.graph_bytes,
+        latency_before_us=latency_before,
+        latency_after_us=latency_after,
+        latency_ratio=ratio,
+        noise=noise,
+        batch=batch,
+        threads=threads,
+        metric=metric.name,
+        unit=metric.unit,
+        metric_data=quality.data,
+        metric_before=score_before,
+        metric_after=score_after,
+        drop=drop,
+        max_drop=allowed,
+        nodes=nodes,
+        refusals=tuple(refusals),
+    )
+
+
+def _tolerance(candidate: Bundle, scheme: str) -> dict[str, dict[str, Tolerance]]:
+    """The goldens stay PyTorch's answers; a quantized graph may differ from them by twice what it differed when it was made."""
+    errors: dict[str, dict[str, float]] = {}
+    for entry, inputs, expected in candidate.goldens():
+        session = Session(candidate.graph_path(entry.graph), candidate.manifest.graphs[entry.graph].signature, device="cpu")
+        actual = session.run(inputs)
+        for name, reference in expected.items():
+            known = errors.setdefault(entry.graph, {})
+            known[name] = max(known.get(name, 0.0), max_error(actual[name], reference))
+    derived = f"{_TOLERANCE_MARGIN:g} x the largest error of {scheme} against the goldens when it was made"
+    return {
+        graph: {
+            name: Tolerance(max(_TOLERANCE_MARGIN * error, candidate.manifest.tolerance[graph][name].allowed), error, derived)
+            for name, error in outputs.items()
+        }
+        for graph, outputs in errors.items()
+    }
+
+
+def _with(manifest: Manifest, **changes: Any) -> Manifest:
+    return Manifest(**{**vars(manifest), **changes})

@@ -1,0 +1,6 @@
+"""The quantization schemes. To add one: a file here, and a line in SCHEMES."""
+
+from . import fp16, int8_dynamic, int8_static
+from .scheme import Scheme
+
+SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (int8_dynamic.SCHEME, int8_static.SCHEME, fp16.SCHEME)}

@@ -1,0 +1,90 @@
+"""Scheme: a way to make weights smaller, and which nodes it would touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from runtime.errors import OptionError, QuantizationRefused, UnknownName
+
+_FEWEST_WEIGHTS = (
+    1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
+)
+_MATRIX_PRODUCTS = ("Gemm", "MatMul")
+
+
+@dataclass(frozen=True)
+class NodeDecision:
+    node: str
+    operator: str
+    weights: int
+    quantized: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a scheme is given: the model, the nodes it may touch, and how to see calibration data (again from the start)."""
+
+    model: onnx.ModelProto
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    narrowed: bool  # the user chose operators; then only those are touched
+    calibration: Callable[[], Iterable[Mapping[str, NDArray[Any]]]] | None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    name: str
+    description: str
+    operators: tuple[str, ...]  # those whose weights it can make smaller
+    needs_calibration: bool
+    apply: Callable[[Request], onnx.ModelProto]
+
+
+def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which every node has a unique name: quantizers pick nodes by it."""
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    seen: set[str] = set()
+    for index, node in enumerate(copied.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.op_type}_{index}"
+        seen.add(node.name)
+    return copied
+
+
+def decide(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclude: tuple[str, ...]) -> list[NodeDecision]:
+    """For each node with weights: will the scheme touch it, and why (not)."""
+    if only and exclude:
+        raise OptionError("--only and --exclude cannot be combined; use one of them")
+    present = {node.op_type for node in model.graph.node}
+    for operator in (*only, *exclude):
+        if operator not in present:
+            raise UnknownName.of("operator in this graph", operator, present & set(scheme.operators) or present)
+    sizes = {tensor.name: prod(tensor.dims) for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    decisions = []
+    for node in model.graph.node:
+        weights = max((sizes.get(name, 0) for name in node.input), default=0)
+        if not weights or (node.op_type not in scheme.operators and node.op_type not in only):
+            continue
+        reason = "chosen"
+        if node.op_type not in scheme.operators:
+            reason = f"{scheme.name} has no quantized form of {node.op_type}"
+        elif (only and node.op_type not in only) or node.op_type in exclude:
+            reason = "left out by --only" if only else "left out by --exclude"
+        elif weights < _FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name != "fp16":
+            reason = f"{weights} weights are too few to pay for converting its input"
+        decisions.append(NodeDecision(node.name, node.op_type, weights, reason == "chosen", reason))
+    if not any(decision.quantized for decision in decisions):
+        why = (
+            "; ".join(f"{item.node} ({item.operator}): {item.reason}" for item in decisions[:4])
+            or "no node has float32 weights it can quantize"
+        )
+        raise QuantizationRefused(f"{scheme.name} has nothing to quantize here: {why}")
+    return decisions

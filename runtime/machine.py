@@ -1,0 +1,104 @@
+"""What machine this is: the lines a latency figure means nothing without."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
+
+
+def available_cpus() -> int:
+    """Cores this process may use: the cgroup's limit and the affinity mask, not the host's count."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    limit = _cgroup_cpus()
+    return max(1, min(count, int(limit) if limit and limit >= 1 else count))
+
+
+def cpu_features() -> list[str]:
+    """The instruction sets that change how quantized kernels compute."""
+    for line in _lines("/proc/cpuinfo"):
+        if line.lower().startswith(("flags", "features")):
+            present = set(line.split(":", 1)[1].split())
+            return [flag for flag in _CPU_FLAGS if flag in present]
+    return []
+
+
+def describe_machine() -> dict[str, Any]:
+    import numpy
+    import onnxruntime
+
+    return {
+        "cpu": _cpu_name(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "available_cores": available_cpus(),
+        "cgroup_cpus": _cgroup_cpus(),
+        "features": cpu_features(),
+        "governor": next(iter(_lines("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")), None),
+        "memory_bytes": _memory_bytes(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "onnxruntime": onnxruntime.__version__,
+    }
+
+
+def resident_bytes() -> int:
+    """Memory this process holds now."""
+    return _status_bytes("VmRSS") or peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most memory this process has held.
+
+    On Linux this is VmHWM: `ru_maxrss` survives exec, so a small child of a large parent would report the parent's peak.
+    """
+    if peak := _status_bytes("VmHWM"):
+        return peak
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(usage if sys.platform == "darwin" else usage * 1024)
+
+
+def _status_bytes(key: str) -> int:
+    for line in _lines("/proc/self/status"):
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cgroup_cpus() -> float | None:
+    for line in _lines("/sys/fs/cgroup/cpu.max"):  # cgroup v2: "200000 100000" or "max 100000"
+        quota, period = line.split()
+        return None if quota == "max" else int(quota) / int(period)
+    quota_lines = _lines("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    period_lines = _lines("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    if quota_lines and period_lines and int(quota_lines[0]) > 0:
+        return int(quota_lines[0]) / int(period_lines[0])
+    return None
+
+
+def _cpu_name() -> str:
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith(("model name", "Model")):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _memory_bytes() -> int | None:
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemTotal"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

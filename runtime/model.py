@@ -1,0 +1,135 @@
+"""load(path) → Model: what an application calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .bundle import Bundle
+from .errors import FeedError, OptionError
+from .session import Session
+from .signature import TensorSpec
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers for a batch; `label` and `value` are for a batch of one.
+
+    Classification fills `labels` and `probabilities` (batch, classes); regression fills `values` (batch,).
+    """
+
+    labels: tuple[str, ...] | None = None
+    probabilities: NDArray[np.float32] | None = None
+    values: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels) if self.labels is not None else len(self.values if self.values is not None else ())
+
+    @property
+    def label(self) -> str:
+        if self.labels is None:
+            raise FeedError("this is a regression: read .value or .values")
+        self._require_one("labels")
+        return self.labels[0]
+
+    @property
+    def value(self) -> float:
+        if self.values is None:
+            raise FeedError("this is a classification: read .label, .labels or .probabilities")
+        self._require_one("values")
+        return float(self.values[0])
+
+    def _require_one(self, plural: str) -> None:
+        if len(self) != 1:
+            raise FeedError(f"the batch holds {len(self)} predictions; read .{plural}")
+
+
+class Model:
+    """A bundle ready to run. Make one with `load`."""
+
+    def __init__(self, bundle: Bundle, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> None:
+        self.bundle = bundle
+        self.task = bundle.manifest.task
+        self.sessions = {
+            name: Session(bundle.graph_path(name), graph.signature, device=device, threads=threads, strict=strict)
+            for name, graph in bundle.manifest.graphs.items()
+        }
+        self.device = next(iter(self.sessions.values())).device
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], *, graph: str | None = None) -> dict[str, NDArray[Any]]:
+        """Raw tensors in and out, for any graph of any bundle."""
+        name, _ = self.bundle.graph(graph)
+        return self.sessions[name].run(feeds)
+
+    def predict(self, inputs: ArrayLike | Mapping[str, NDArray[Any]]) -> Prediction:
+        """Raw pixels or raw columns in, labels or values out. Takes one sample or a batch of them."""
+        if self.task not in ("classification", "regression"):
+            raise OptionError(f"predict is for classification and regression; this bundle's task is {self.task!r}: use run")
+        name, graph = self.bundle.graph()
+        feeds = dict(inputs) if isinstance(inputs, Mapping) else {}
+        if not feeds:
+            if len(graph.signature.inputs) != 1:
+                names = ", ".join(spec.name for spec in graph.signature.inputs)
+                raise FeedError(f"this model takes several inputs; pass a dict with: {names}")
+            spec = graph.signature.inputs[0]
+            feeds = {spec.name: as_batch(spec, inputs)}
+        output = self.sessions[name].run(feeds)[graph.signature.outputs[0].name]
+        if self.task == "regression":
+            return Prediction(values=output.reshape(len(output), -1)[:, 0])
+        winners = output.argmax(axis=-1)
+        known = self.bundle.manifest.labels or tuple(str(index) for index in range(output.shape[-1]))
+        return Prediction(labels=tuple(known[index] for index in winners), probabilities=softmax(output))
+
+
+def load(path: str | Path, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> Model:
+    """Open a bundle, check every file in it, and make it ready to run. See `Session` for `device`."""
+    return Model(Bundle.open(path), device=device, threads=threads, strict=strict)
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
+    shifted = np.exp((logits - logits.max(axis=-1, keepdims=True)).astype(np.float32))
+    total: NDArray[np.float32] = shifted / shifted.sum(axis=-1, keepdims=True)
+    return total
+
+
+def as_batch(spec: TensorSpec, values: Any) -> NDArray[Any]:
+    """`values` as the batch that `spec` takes: converts numbers, adds a missing batch axis and a missing single channel."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise FeedError(
+            f"{spec.name!r} cannot be made into one array ({error}); samples must all have the same shape"
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise FeedError(f"{spec.name!r} holds {array.dtype}, expected numbers ({spec})")
+    sample = spec.shape[1:]
+    fits = [sample]
+    if len(sample) == 3 and sample[0] == 1:  # a grey image may come without its channel axis
+        fits.append(sample[1:])
+    for shape in fits:
+        if _matches(array.shape, shape):
+            array = array[None]
+            break
+        if array.ndim and _matches(array.shape[1:], shape):
+            break
+    else:
+        wanted = " or ".join(str(list(shape)) for shape in fits)
+        raise FeedError(f"{spec.name!r} has shape {list(array.shape)}; expected one sample of {wanted}, or a batch of them")
+    array = array.reshape(len(array), *(array.shape[1:] if len(fits) == 1 else _known(sample, array)))
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise FeedError(f"{spec.name!r} has a NaN or infinite value in sample {row}; remove or fill it first")
+    return np.ascontiguousarray(array, dtype=spec.dtype)
+
+
+def _matches(shape: tuple[int, ...], dims: tuple[int | str, ...]) -> bool:
+    return len(shape) == len(dims) and all(isinstance(dim, str) or dim == size for size, dim in zip(shape, dims, strict=True))
+
+
+def _known(sample: tuple[int | str, ...], array: NDArray[Any]) -> tuple[int, ...]:
+    return (1, *array.shape[-2:]) if len(sample) == 3 else array.shape[1:]

@@ -1,0 +1,96 @@
+"""Replays a bundle's goldens on this machine: does it answer here as PyTorch answered when it was exported?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .bundle import Bundle
+from .machine import describe_machine
+from .session import Session
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    golden: str
+    output: str
+    shape: tuple[int, ...]
+    error: float  # largest absolute difference
+    allowed: float
+    problem: str | None = None  # why it failed, if it did
+
+    def __bool__(self) -> bool:
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    bundle: str
+    device: str
+    comparisons: tuple[OutputComparison, ...]
+    machine: dict[str, Any]
+
+    def __bool__(self) -> bool:
+        return bool(self.comparisons) and all(self.comparisons)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bundle": self.bundle,
+            "passed": bool(self),
+            "device": self.device,
+            "comparisons": [vars(item) | {"passed": bool(item), "shape": list(item.shape)} for item in self.comparisons],
+            "machine": self.machine,
+        }
+
+    def lines(self) -> list[str]:
+        rows = [
+            f"{'ok  ' if item else 'FAIL'} {item.golden} {item.output}{list(item.shape)}: "
+            f"error {item.error:.2e}, allowed {item.allowed:.2e}{'' if item else ' — ' + str(item.problem)}"
+            for item in self.comparisons
+        ]
+        passed = sum(map(bool, self.comparisons))
+        verdict = "verified" if self else "NOT verified"
+        return [*rows, f"{verdict}: {passed} of {len(self.comparisons)} golden outputs agree on {self.device} ({self.bundle})"]
+
+
+def verify_bundle(path: str | Path, *, device: str = "cpu", threads: int | None = None) -> ParityReport:
+    """Open the bundle (which checks every byte of it) and compare each golden. Truthy when all agree."""
+    bundle = Bundle.open(path)
+    sessions = {
+        name: Session(bundle.graph_path(name), graph.signature, device=device, threads=threads)
+        for name, graph in bundle.manifest.graphs.items()
+    }
+    comparisons = []
+    for entry, inputs, expected in bundle.goldens():
+        actual = sessions[entry.graph].run(inputs)
+        for output, reference in expected.items():
+            allowed = bundle.manifest.tolerance[entry.graph][output].allowed
+            comparisons.append(compare(entry.file, output, actual[output], reference, allowed))
+    taken = next(iter(sessions.values())).device
+    return ParityReport(bundle.manifest.name, taken, tuple(comparisons), describe_machine())
+
+
+def compare(golden: str, output: str, actual: NDArray[Any], reference: NDArray[Any], allowed: float) -> OutputComparison:
+    """One output against its reference. Non-finite references prove nothing and fail."""
+    shape = tuple(reference.shape)
+    if actual.shape != reference.shape:
+        return OutputComparison(golden, output, shape, float("inf"), allowed, f"shape {list(actual.shape)} came out")
+    if str(actual.dtype) != str(reference.dtype):
+        return OutputComparison(golden, output, shape, float("inf"), allowed, f"dtype {actual.dtype} came out")
+    if not np.isfinite(reference).all():
+        return OutputComparison(golden, output, shape, float("inf"), allowed, "the reference has NaN or infinite values")
+    if not np.isfinite(actual).all():
+        return OutputComparison(golden, output, shape, float("inf"), allowed, "NaN or infinite values came out")
+    error = max_error(actual, reference)
+    problem = None if error <= allowed else f"needs a tolerance of {error:.2e}"
+    return OutputComparison(golden, output, shape, error, allowed, problem)
+
+
+def max_error(actual: NDArray[Any], reference: NDArray[Any]) -> float:
+    if actual.size == 0:
+        return 0.0
+    return float(np.max(np.abs(actual.astype(np.float64) - reference.astype(np.float64))))

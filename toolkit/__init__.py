@@ -1,0 +1,1 @@
+"""The product around the other three packages: commands, data, training and reports."""

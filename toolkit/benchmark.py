@@ -1,0 +1,95 @@
+"""Benchmark variants for the command line: bundles, and PyTorch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtime.bench import BenchReport, Variant, bundle_variant
+from runtime.bundle import Bundle
+from runtime.errors import OptionError
+from runtime.statistics import Estimate
+
+from .console import size_text, table, time_text
+
+TORCH = "torch"
+
+
+def bundle_variants(paths: tuple[str, ...], *, device: str, threads: int) -> list[Variant]:
+    """One variant a bundle, named by its folder; folders of the same name get a number."""
+    names: list[str] = []
+    for path in paths:
+        name = Path(path).name
+        names.append(name if name not in names else f"{name}#{len(names) + 1}")
+    return [bundle_variant(path, name=name, device=device, threads=threads) for path, name in zip(paths, names, strict=True)]
+
+
+def torch_variant(bundle_path: str, versus: str, *, threads: int) -> Variant:
+    """PyTorch: "torch" is the bundle's own architecture; anything else is a source as for export."""
+    if versus != TORCH:
+        return Variant(TORCH, "toolkit.torch_worker", {"source": versus, "threads": threads})
+    manifest = Bundle.open(bundle_path).manifest
+    source: Any = manifest.lineage[0]["source"]
+    if source["kind"] not in ("run", "architecture"):
+        place = source.get("reference") or source.get("file")
+        hint = f"pass it: --vs {place}" if source["kind"] == "function" else "an .onnx file has no PyTorch form"
+        raise OptionError(f"{bundle_path} was made from {place}, not from the catalogue; {hint}")
+    request = {
+        "architecture": source["architecture"],
+        "config": source["config"],
+        "preprocessing": manifest.preprocessing,
+        "threads": threads,
+    }
+    return Variant(TORCH, "toolkit.torch_worker", request)
+
+
+def bench_table(report: BenchReport) -> str:
+    """Latency by batch, then what each variant costs before its first answer, then the machine."""
+    rows = []
+    for timing in report.timings:
+        latency = timing.latency
+        interval = (
+            f"{time_text(latency.low)} – {time_text(latency.high)}"
+            if latency.low is not None and latency.high is not None
+            else "too few rounds"
+        )
+        ratio = "1" if timing.ratio is None else ratio_text(timing.ratio)
+        rows.append(
+            [timing.variant, str(timing.batch), time_text(latency.median), interval, f"{timing.throughput:,.0f}", ratio]
+        )
+    first = table(["variant", "batch", "median", "95 % interval", "rows/s", "ratio"], rows)
+    tails = [
+        [
+            timing.variant,
+            str(timing.batch),
+            time_text(timing.spread),
+            " ".join(f"{name} {time_text(value)}" for name, value in timing.percentiles.items()) or "too few calls",
+        ]
+        for timing in report.timings
+    ]
+    second = table(["variant", "batch", "quartile range", "percentiles"], tails)
+    costs = [
+        [
+            item.variant,
+            "–" if item.file_bytes is None else size_text(item.file_bytes),
+            f"{item.load_ms:.0f} ms",
+            f"{item.cold_start_ms:.0f} ms",
+            size_text(item.peak_bytes),
+            size_text(item.model_bytes),
+        ]
+        for item in report.footprints
+    ]
+    third = table(["variant", "file", "load", "cold start", "peak memory", "of it model"], costs)
+    machine = report.machine
+    limit = f", cgroup limit {machine['cgroup_cpus']:g}" if machine["cgroup_cpus"] else ""
+    governor = f", governor {machine['governor']}" if machine["governor"] else ""
+    about = (
+        f"{machine['cpu']}, {machine['cores']} cores{limit}{governor}\n"
+        f"{report.threads} threads, onnxruntime {machine['onnxruntime']}, numpy {machine['numpy']}, "
+        f"Python {machine['python']}, {machine['system']}"
+    )
+    return f"{first}\n\n{second}\n\n{third}\n\n{about}"
+
+
+def ratio_text(ratio: Estimate) -> str:
+    return f"{ratio.median:.2f}" if ratio.low is None else f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -1,0 +1,25 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import click
+
+output = click.option("-o", "--output", required=True, metavar="PATH", help="Where to write the result.")
+force = click.option("--force", is_flag=True, help="Replace PATH if edgekit wrote it.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+settings = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change one setting; may be given several times."
+)
+data = click.option(
+    "--data", metavar="PATH", help="Your own data: .csv, .tsv, .npz, or a folder with one folder of images a class."
+)
+threads = click.option(
+    "--threads", type=click.IntRange(1), help="Threads for onnxruntime and PyTorch.  [default: all available cores]"
+)
+device = click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1, tensorrt or auto.")
+
+
+def thread_count(threads: int | None) -> int:
+    from runtime.machine import available_cpus
+
+    return threads or available_cpus()

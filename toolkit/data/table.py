@@ -1,0 +1,118 @@
+"""The user's own table: CSV or TSV with a header, numeric columns and one target column."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DataError
+
+from .dataset import Dataset
+
+_TARGET_NAMES = ("target", "label")
+_MOST_CLASSES = 20  # whole numbers with more distinct values than this are taken for a quantity
+
+
+def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows, every row as long as the header."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            table = [row for row in csv.reader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",") if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as text ({error}); expected a UTF-8 table with a header") from None
+    if not table:
+        raise DataError(f"{path} is empty; expected a header and rows")
+    header, rows = [name.strip() for name in table[0]], table[1:]
+    if not rows:
+        raise DataError(f"{path} has a header but no rows; expected at least one row of values")
+    if len(set(header)) != len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise DataError(f"{path} has two columns named {twice!r}; rename one")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise DataError(f"{path} row {number} has {len(row)} values but the header has {len(header)}; mend that row")
+    return header, rows
+
+
+def read_columns(path: Path, wanted: Sequence[str]) -> NDArray[np.float32]:
+    """The wanted columns of a table as numbers, (rows, columns)."""
+    header, rows = read_rows(path)
+    return _numbers(path, header, rows, wanted)
+
+
+def load_table(path: Path, *, target: str | None, columns: Sequence[str], tasks: tuple[str, ...]) -> Dataset:
+    header, rows = read_rows(path)
+    target = target or next((name for name in _TARGET_NAMES if name in header), None)
+    if target is None:
+        raise DataError(
+            f"{path} has no column 'target' or 'label'; name the one to predict with --set data.target=COLUMN "
+            f"(it has {', '.join(header)})"
+        )
+    wanted = tuple(columns) or tuple(name for name in header if name != target)
+    if not wanted or target in wanted:
+        raise DataError(f"{path}: the target {target!r} cannot be the only column, nor be among the columns to learn from")
+    inputs = _numbers(path, header, rows, wanted)
+    cells = _cells(path, header, rows, target)
+    task = tasks[0] if len(tasks) == 1 else _task_of(cells)
+    if task == "regression":
+        return Dataset(path.name, task, "columns", inputs, _numbers(path, header, rows, [target])[:, 0], columns=wanted)
+    labels = tuple(sorted(set(cells), key=_label_order))
+    if len(labels) < 2:
+        raise DataError(f"{path}: column {target!r} has a single value, {labels[0]!r}; there is nothing to learn to tell apart")
+    numbers = {label: number for number, label in enumerate(labels)}
+    targets = np.array([numbers[cell] for cell in cells], dtype=np.int64)
+    return Dataset(path.name, task, "columns", inputs, targets, labels, wanted)
+
+
+def _numbers(path: Path, header: list[str], rows: list[list[str]], wanted: Sequence[str]) -> NDArray[np.float32]:
+    places = [_place(path, header, name) for name in wanted]
+    values = np.empty((len(rows), len(wanted)), dtype=np.float32)
+    for index, row in enumerate(rows):
+        for slot, place in enumerate(places):
+            try:
+                value = float(row[place])
+            except ValueError:
+                value = math.nan
+            if not math.isfinite(value):
+                raise DataError(
+                    f"{path} row {index + 2}, column {header[place]!r} has {row[place]!r}, expected a number; "
+                    "mend it, or choose columns with --set data.columns=a,b"
+                )
+            values[index, slot] = value
+    return values
+
+
+def _cells(path: Path, header: list[str], rows: list[list[str]], name: str) -> list[str]:
+    place = _place(path, header, name)
+    for index, row in enumerate(rows):
+        if not row[place].strip():
+            raise DataError(f"{path} row {index + 2} has no value in the target column {name!r}; fill or remove it")
+    return [row[place].strip() for row in rows]
+
+
+def _place(path: Path, header: list[str], name: str) -> int:
+    if name not in header:
+        raise DataError(f"{path} has no column {name!r}; it has: {', '.join(header)}")
+    return header.index(name)
+
+
+def _task_of(cells: list[str]) -> str:
+    """Text and a few whole numbers are classes; other numbers are quantities. `data.task` overrides."""
+    try:
+        numbers = [float(cell) for cell in cells]
+    except ValueError:
+        return "classification"
+    whole = all(number.is_integer() for number in numbers)
+    return "classification" if whole and len(set(numbers)) <= _MOST_CLASSES else "regression"
+
+
+def _label_order(label: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(label), label)
+    except ValueError:
+        return (1, 0.0, label)

@@ -1,0 +1,181 @@
+"""Which data belongs to a bundle, and how good the bundle is on it, through the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exporters.quantize import Calibration, Quality
+from runtime.bundle import Bundle
+from runtime.errors import DataError, OptionError
+from runtime.feeds import batch_axis_of
+from runtime.metrics import METRICS
+from runtime.model import as_batch
+from runtime.session import Session
+
+from .data.arrays import load_feeds
+from .data.catalog import DATASETS, load_path
+from .data.dataset import Dataset, DataSettings, split
+
+_BATCH = 64
+_CALIBRATION_ROWS = 512  # measured ranges of min-max settle well before that on the networks here
+
+
+@dataclass(frozen=True)
+class BundleData:
+    """Labelled rows for a bundle: some to calibrate on, some to judge by."""
+
+    train: Dataset
+    test: Dataset
+    description: str
+
+
+@dataclass(frozen=True)
+class EvaluateReport:
+    bundle: str
+    task: str
+    metrics: dict[str, float]
+    rows: int
+    data: str
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def evaluate(path: str | Path, data: str | None, *, device: str = "cpu", threads: int | None = None) -> EvaluateReport:
+    bundle = Bundle.open(path)
+    if bundle.manifest.task == "tensors":
+        raise OptionError(
+            f"{path} has the task 'tensors', which has no metric; use edgekit verify, "
+            "or export it with task='classification' or 'regression'"
+        )
+    found = data_for(bundle, data)
+    if found is None:
+        raise OptionError(f"{path} does not say what it was trained on; pass labelled data with --data PATH")
+    outputs = predict_all(bundle, found.test.inputs, device=device, threads=threads)
+    metric = METRICS[bundle.manifest.task]
+    metrics = {metric.name: metric.compute(outputs, found.test.targets)}
+    if bundle.manifest.task == "classification":
+        metrics["errors"] = int(np.sum(outputs.argmax(axis=-1) != found.test.targets))
+    else:
+        metrics["rmse"] = float(np.sqrt(metrics["mse"]))
+        variance = float(np.var(found.test.targets.astype(np.float64)))
+        metrics["r2"] = 1 - metrics["mse"] / variance if variance else float("nan")
+    return EvaluateReport(str(path), bundle.manifest.task, metrics, len(found.test), found.description)
+
+
+def predict_all(bundle: Bundle, inputs: NDArray[Any], *, device: str = "cpu", threads: int | None = None) -> NDArray[Any]:
+    """The first output of the bundle's only graph for every row."""
+    _, graph = bundle.graph()
+    session = Session(bundle.graph_path(), graph.signature, device=device, threads=threads)
+    spec = graph.signature.inputs[0]
+    name = graph.signature.outputs[0].name
+    rows = as_batch(spec, inputs)
+    return np.concatenate([session.run({spec.name: part})[name] for part in _parts(rows, _row_limit(bundle))])
+
+
+def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
+    """The labelled data of a bundle: what it was trained on, or the file at `path`. None if there is nothing labelled."""
+    recorded = bundle.manifest.data
+    if path is None:
+        if recorded is None:
+            return None
+        if recorded["name"] not in DATASETS:
+            raise OptionError(
+                f"the network was trained on {recorded['name']}; pass it, or other labelled data, with --data PATH"
+            )
+        return _split(DATASETS[str(recorded["name"])].load(), recorded)
+    if bundle.manifest.task == "tensors":
+        return None
+    about = bundle.manifest.preprocessing or {}
+    settings = DataSettings(
+        target=(recorded or {}).get("target"),
+        columns=tuple(about.get("columns") or ()) if Path(path).suffix.lower() in (".csv", ".tsv") else (),
+        image_size=int(about["shape"][1]) if about.get("kind") == "image" else None,
+    )
+    data = _with_labels_of(bundle, load_path(Path(path), settings, tasks=(bundle.manifest.task,)), path)
+    as_batch(bundle.graph()[1].signature.inputs[0], data.inputs[:1])  # refuses another shape before any work is done
+    if recorded and recorded["fingerprint"] == data.fingerprint:
+        return _split(data, recorded)
+    return BundleData(data, data, f"all {len(data)} rows of {data.name}")
+
+
+def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration | None]:
+    """How to judge variants of `bundle`, and samples to calibrate on. Without labels: agreement with `bundle` itself."""
+    found = data_for(bundle, path)
+    spec = bundle.graph()[1].signature.inputs[0]
+    if found is not None:
+        metric = METRICS[bundle.manifest.task]
+        rows = as_batch(spec, found.train.inputs[:_CALIBRATION_ROWS])
+        quality = Quality(
+            metric,
+            lambda variant: metric.compute(predict_all(variant, found.test.inputs), found.test.targets),
+            found.description,
+        )
+        return quality, lambda: ({spec.name: part} for part in _parts(rows, _row_limit(bundle)))
+    feeds = load_feeds(Path(path), bundle.graph()[1].signature) if path else None
+    batches = list(_feed_parts(bundle, feeds)) if feeds else [inputs for _, inputs, _ in bundle.goldens()]
+    reference = [_first_output(bundle, inputs) for inputs in batches]
+    metric = METRICS["tensors"]
+
+    def measure(variant: Bundle) -> float:
+        outputs = [_first_output(variant, inputs) for inputs in batches]
+        return metric.compute(
+            np.concatenate([array.ravel() for array in outputs]), np.concatenate([array.ravel() for array in reference])
+        )
+
+    where = f"the samples of {Path(path).name}" if path else "the goldens' inputs"
+    return Quality(metric, measure, f"agreement with fp32 on {where}"), (lambda: iter(batches)) if feeds else None
+
+
+def _split(data: Dataset, recorded: Any) -> BundleData:
+    settings = DataSettings(seed=recorded["seed"], validation=recorded["validation"], test=recorded["test"])
+    if recorded["fingerprint"] != data.fingerprint:
+        raise DataError(f"{data.name} is not the data the network was trained on any more; pass labelled data with --data PATH")
+    parts = split(data, settings)
+    return BundleData(parts.train, parts.test, f"the test part of {data.name}, {len(parts.test)} rows")
+
+
+def _with_labels_of(bundle: Bundle, data: Dataset, path: str) -> Dataset:
+    """`data` with its class numbers in the bundle's order of labels."""
+    labels = bundle.manifest.labels
+    if data.task != "classification" or labels is None or data.labels == labels or data.labels is None:
+        return data
+    if unknown := [label for label in data.labels if label not in labels]:
+        raise DataError(f"{path} has the class {unknown[0]!r}, which the network does not know; it knows: {', '.join(labels)}")
+    numbers = np.array([labels.index(label) for label in data.labels], dtype=np.int64)
+    return replace(data, targets=numbers[data.targets], labels=labels)
+
+
+def _first_output(bundle: Bundle, inputs: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    _, graph = bundle.graph()
+    return Session(bundle.graph_path(), graph.signature, device="cpu").run(inputs)[graph.signature.outputs[0].name]
+
+
+def _feed_parts(bundle: Bundle, feeds: dict[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Feeds cut into batches along the batch axis; whole if the graph has none."""
+    signature = bundle.graph()[1].signature
+    axis_name = batch_axis_of(signature)
+    if axis_name is None:
+        yield feeds
+        return
+    axes = {spec.name: spec.shape.index(axis_name) for spec in signature.inputs if axis_name in spec.shape}
+    count = min(feeds[name].shape[axis] for name, axis in axes.items())
+    for start in range(0, count, _BATCH):
+        rows = np.arange(start, min(start + _BATCH, count))
+        yield {name: np.take(array, rows, axis=axes[name]) if name in axes else array for name, array in feeds.items()}
+
+
+def _row_limit(bundle: Bundle) -> int:
+    first = bundle.graph()[1].signature.inputs[0].shape[0]
+    return first if isinstance(first, int) else _BATCH
+
+
+def _parts(rows: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

@@ -1,0 +1,55 @@
+"""Turns a DeployReport into HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..console import size_text, time_text
+from .plot import Point, draw
+
+_HERE = Path(__file__).resolve().parent
+
+
+def render(report: Any, output: Path) -> str:
+    """The whole page as text. `output` is the folder it will lie in, for the commands it shows."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"size": size_text, "time": time_text, "estimate": _estimate, "number": _number}
+    winner = report.variant(report.winner)
+    return environment.get_template("page.html").render(
+        report=report,
+        winner=winner,
+        fp32=report.variant("fp32"),
+        output=str(output),
+        plot=draw(_points(report), time_text, size_text),
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        machine=report.bench["machine"],
+    )
+
+
+def _points(report: Any) -> list[Point]:
+    points = []
+    for item in report.variants:
+        if item.latency is None or not item.bytes:
+            continue
+        kind = "winner" if item.name == report.winner else item.verdict
+        quality = "" if item.metric is None else f"{_number(item.metric)} {report.unit}".strip()
+        low, high = item.latency.low or item.latency.median, item.latency.high or item.latency.median
+        points.append(Point(item.name, item.latency.median, item.bytes, low, high, quality, kind))
+    return points
+
+
+def _estimate(value: Any, digits: int = 2) -> str:
+    if value is None:
+        return "–"
+    if value.low is None:
+        return f"{value.median:.{digits}f}"
+    return f"{value.median:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,121 @@
+"""Recipe: a TOML file that says what to train, on what, and how. Checked once, before any work."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from architectures.catalog import CATALOG, find
+from architectures.settings import apply_settings
+from runtime.errors import DataError, OptionError, UnknownName
+
+from ..data.dataset import DataSettings
+from .schedules import SCHEDULES
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+OPTIMIZERS = ("sgd", "adam", "adamw")
+KEEP = ("best", "last")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The [training] section of a recipe."""
+
+    epochs: int = 30
+    batch_size: int = 64  # 0: the whole training part at once
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    schedule: str = "constant"  # or cosine, down to zero at the last epoch
+    momentum: float = 0.9  # sgd only
+    weight_decay: float = 0.0
+    shift: int = 0  # images: move each by up to this many pixels, anew in every epoch
+    patience: int | None = None  # stop after this many epochs without a better validation metric
+    keep: str = "best"  # the weights of the best validation epoch, or of the last epoch
+    seed: int = 0
+    threads: int | None = None  # None: all available cores; a resumed run uses what it began with
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 0 or self.learning_rate <= 0 or self.weight_decay < 0:
+            raise OptionError(
+                "training needs epochs of 1 or more, batch_size and weight_decay of 0 or more, and a learning_rate above 0"
+            )
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName.of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.schedule not in SCHEDULES:
+            raise UnknownName.of("schedule", self.schedule, SCHEDULES)
+        if self.shift < 0:
+            raise OptionError(f"shift is {self.shift} pixels, expected 0 or more")
+        if self.keep not in KEEP:
+            raise UnknownName.of("value for keep", self.keep, KEEP)
+        if self.patience is not None and self.patience < 1:
+            raise OptionError(f"patience is {self.patience}, expected 1 or more, or none")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    architecture: str
+    description: str = ""
+    network: Mapping[str, Any] = field(default_factory=dict)  # settings of the architecture
+    data: DataSettings = field(default_factory=DataSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
+        """`training.epochs=3`, `data.seed=1`, `network.dropout=0.1`; a bare key is looked for in [training]."""
+        network = {key.removeprefix("network."): value for key, value in settings.items() if key.startswith("network.")}
+        others = {key: value for key, value in settings.items() if not key.startswith("network.")}
+        sections = Sections(self.data, self.training)
+        full = {key if "." in key or key in ("data", "training") else f"training.{key}": value for key, value in others.items()}
+        changed = apply_settings(sections, full, kind="recipe setting")
+        merged = {**self.network, **network}
+        find(self.architecture).configure(merged)  # refuses unknown keys and wrong types now rather than later
+        return replace(self, network=merged, data=changed.data, training=changed.training)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], origin: str) -> Recipe:
+        known = ("architecture", "description", "network", "data", "training")
+        if unknown := [key for key in document if key not in known]:
+            raise UnknownName.of(f"section in {origin}", unknown[0], known)
+        if not isinstance(document.get("architecture"), str):
+            raise OptionError(f'{origin} names no architecture; add: architecture = "lenet"')
+        recipe = cls(find(document["architecture"]).name, str(document.get("description", "")))
+        settings = {f"network.{key}": value for key, value in document.get("network", {}).items()}
+        settings |= {section: document[section] for section in ("data", "training") if section in document}
+        return recipe.with_settings(settings)
+
+
+@dataclass(frozen=True)
+class Sections:
+    data: DataSettings
+    training: TrainingSettings
+
+
+def load_recipe(name: str) -> Recipe:
+    """By the name of a shared recipe, by the path of a .toml, or by an architecture (its shared recipe, or the defaults)."""
+    if name.endswith(".toml"):
+        return _read(Path(name))
+    shared = RECIPES / f"{name}.toml"
+    if name in recipe_names():
+        return _read(shared)
+    if name in CATALOG:
+        return Recipe(name)
+    raise UnknownName.of("recipe or architecture", name, {*recipe_names(), *CATALOG})
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def _read(path: Path) -> Recipe:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"the recipe {path} cannot be read: {error.strerror}; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"the recipe {path} is not valid TOML: {error}") from None
+    return Recipe.from_json(document, str(path))

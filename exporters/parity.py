@@ -83,7 +83,7 @@ def fresh_inputs(
             drawn = drawn + 0.5 * deviation * random.standard_normal(drawn.shape)
         elif example.size and drawn.size:
             drawn = random.choice(example.ravel(), size=drawn.shape)
-        inputs[spec.name] = np.ascontiguousarray(drawn, dtype=spec.dtype)
+        inputs[spec.name] = np.array(drawn, dtype=spec.dtype, order="C")  # unlike ascontiguousarray, keeps a scalar a scalar
     return inputs
 
 

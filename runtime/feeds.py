@@ -35,7 +35,7 @@ def batch_of(signature: GraphSignature, feeds: Mapping[str, NDArray[Any]], size:
             raise FeedError(
                 f"this graph has a fixed batch of {spec.shape[0]}; batch {size} cannot be run, export it with a dynamic one"
             )
-        resized[spec.name] = np.ascontiguousarray(array)
+        resized[spec.name] = np.array(array, order="C")
     return resized
 
 

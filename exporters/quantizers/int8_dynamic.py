@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from .quiet import quiet
-from .scheme import Request, Scheme
+from .scheme import REDUCED_RANGE, Request, Scheme
 
 
 def apply(request: Request) -> onnx.ModelProto:
@@ -28,6 +28,7 @@ def apply(request: Request) -> onnx.ModelProto:
             nodes_to_quantize=nodes,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            reduce_range=REDUCED_RANGE,
         )
         return onnx.load(target)
 

@@ -38,8 +38,8 @@ def quantize(path: str, output: str, scheme: str, as_json: bool, threads: int | 
 
     \b
     Examples:
-      edgekit quantize lenet.bundle --scheme int8-static -o int8.bundle
-      edgekit quantize lenet.bundle --scheme int8-static --only Gemm -o int8.bundle
+      edgekit quantize lenet.bundle --scheme int8-static -o q.bundle
+      edgekit quantize lenet.bundle --scheme int8-static --only Gemm -o q.bundle
     """
     from exporters.quantize import MeasuredRefusal
 

@@ -53,6 +53,7 @@ def load_table(path: Path, *, target: str | None, columns: Sequence[str], tasks:
             f"{path} has no column 'target' or 'label'; name the one to predict with --set data.target=COLUMN "
             f"(it has {', '.join(header)})"
         )
+    _place(path, header, target)
     wanted = tuple(columns) or tuple(name for name in header if name != target)
     if not wanted or target in wanted:
         raise DataError(f"{path}: the target {target!r} cannot be the only column, nor be among the columns to learn from")

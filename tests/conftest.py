@@ -1,0 +1,64 @@
+"""Fixtures that are costly to make: each is made once for all test processes."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .helpers import gemm_bundle
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """shared("name", make): the folder `make` filled, made by whichever process needs it first."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if base.name.startswith("popen-") else base
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder = root / f"shared-{name}"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "done").exists():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                (folder / "done").touch()
+        return folder
+
+    return get
+
+
+def _train(name: str, folder: Path) -> None:
+    from toolkit.training import loop
+    from toolkit.training.recipe import load_recipe
+
+    # One thread: test processes share two cores, and waiting threads of one would starve the other.
+    run, parts = loop.start(load_recipe(name).with_settings({"threads": 1}), folder / "run")
+    loop.train(run, parts, folder / "run")
+
+
+@pytest.fixture(scope="session")
+def trained(shared: Callable[[str, Callable[[Path], object]], Path]) -> Callable[[str], Path]:
+    """trained("lenet"): the run directory of the shared recipe, trained to its end."""
+    return lambda name: shared(f"run-{name}", lambda folder: _train(name, folder)) / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(shared: Callable[[str, Callable[[Path], object]], Path], trained: Callable[[str], Path]) -> Callable[[str], Path]:
+    """exported("lenet"): the bundle of that run."""
+
+    def make(name: str, folder: Path) -> None:
+        from exporters.export import export
+        from exporters.source import find_source
+
+        export(find_source(str(trained(name))), folder / f"{name}.bundle")
+
+    return lambda name: shared(f"bundle-{name}", lambda folder: make(name, folder)) / f"{name}.bundle"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A small bundle of the test's own, to be altered at will."""
+    return gemm_bundle(tmp_path)

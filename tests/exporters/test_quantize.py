@@ -1,0 +1,212 @@
+"""The gate keeps what wins and refuses what does not, with the figures."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from exporters.adopt import adopt
+from exporters.calibration import activation_ranges
+from exporters.quantize import Budget, MeasuredRefusal, Quality, _judge, quantize
+from exporters.quantizers import SCHEMES
+from exporters.quantizers.scheme import decide, with_node_names
+from runtime.bundle import Bundle
+from runtime.errors import DataError, OptionError, QuantizationRefused, UnknownName
+from runtime.metrics import METRICS
+from runtime.session import Session
+from runtime.statistics import Estimate
+from runtime.verify import verify_bundle
+
+from ..helpers import gemm_model, leftovers, make_model, save
+
+EVEN = Estimate(1.0, 0.99, 1.01)
+
+
+def wide_model(width: int = 256) -> onnx.ModelProto:
+    """Two large matrix products with ReLU between: what int8 is good at."""
+    random = np.random.default_rng(0)
+    weights = {name: (random.standard_normal((width, width)) / 16).astype(np.float32) for name in ("A", "B")}
+    nodes = [
+        helper.make_node("MatMul", ["x", "A"], ["h"], name="first"),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "B"], ["y"], name="second"),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", width])
+    return make_model(nodes, weights, inputs={"x": shape}, outputs={"y": shape})
+
+
+def samples(width: int = 256, count: int = 4) -> Iterator[dict[str, np.ndarray]]:
+    random = np.random.default_rng(1)
+    return ({"x": random.standard_normal((16, width)).astype(np.float32)} for _ in range(count))
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Bundle:
+    return adopt(save(wide_model(), tmp_path / "wide.onnx"), tmp_path / "wide.bundle").bundle
+
+
+def agreement_with(bundle: Bundle) -> Quality:
+    feeds = next(samples())
+
+    def answer(variant: Bundle) -> np.ndarray:
+        return Session(variant.graph_path(), variant.graph()[1].signature).run(feeds)["y"]
+
+    return Quality(METRICS["tensors"], lambda variant: METRICS["tensors"].compute(answer(variant), answer(bundle)), "samples")
+
+
+@pytest.mark.parametrize("scheme", ["int8-dynamic", "int8-static", "fp16"])
+def test_every_scheme_makes_it_smaller_within_its_error(scheme: str, wide: Bundle, tmp_path: Path) -> None:
+    report = quantize(
+        wide,
+        tmp_path / "q.bundle",
+        scheme=scheme,
+        quality=agreement_with(wide),
+        calibration=samples,
+        budget=Budget(for_size=True),
+        threads=1,
+    )
+    assert report
+    assert report.size_ratio < (0.52 if scheme == "fp16" else 0.3)
+    assert report.metric_after > 96
+    small = Bundle.open(tmp_path / "q.bundle")
+    assert small.manifest.precision == scheme
+    assert small.manifest.lineage[-1]["parent"] == wide.seal
+    assert small.manifest.lineage[-1]["size_ratio"] == pytest.approx(report.size_ratio)
+    assert verify_bundle(small.root)
+    assert "when it was made" in small.manifest.tolerance["model"]["y"].derived
+    with pytest.raises(QuantizationRefused, match=f"already {scheme}"):
+        quantize(small, tmp_path / "r.bundle", scheme=scheme, quality=agreement_with(wide), calibration=samples, threads=1)
+
+
+def test_a_quality_budget_that_is_not_met_is_refused_and_nothing_written(wide: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(MeasuredRefusal, match=r"agreement drops by .* more than the 0.001 that --max-drop allows") as caught:
+        quantize(
+            wide,
+            tmp_path / "q.bundle",
+            scheme="int8-dynamic",
+            quality=agreement_with(wide),
+            budget=Budget(max_drop=0.001, for_size=True),
+            threads=1,
+        )
+    assert not caught.value.report
+    assert not (tmp_path / "q.bundle").exists()
+    assert leftovers(tmp_path) == []
+
+
+def judge(wide: Bundle, ratio: Estimate, noise: Estimate = EVEN, budget: Budget | None = None, after: float = 90.0) -> object:
+    scores = iter([90.0, after])
+    quality = Quality(METRICS["classification"], lambda bundle: next(scores), "test")
+    return _judge(
+        wide, wide, "int8-static", (), (), (), quality, budget or Budget(), (ratio, noise, 100.0, 100.0 * ratio.median), 1, 1
+    )
+
+
+def test_slower_means_slower_than_the_machines_own_noise(wide: Bundle) -> None:
+    assert not judge(wide, Estimate(1.10, 1.05, 1.15))
+    assert judge(wide, Estimate(1.10, 1.05, 1.15), noise=Estimate(1.02, 0.97, 1.08))
+    assert judge(wide, Estimate(1.03, 1.01, 1.05))
+    assert judge(wide, Estimate(0.5, 0.4, 0.6))
+    assert judge(wide, Estimate(3.0, 2.9, 3.1), budget=Budget(for_size=True))
+
+
+def test_quality_is_held_to_the_budget_and_nan_never_passes(wide: Bundle) -> None:
+    assert judge(wide, EVEN, after=89.6)
+    assert not judge(wide, EVEN, after=89.4)
+    assert judge(wide, EVEN, after=89.4, budget=Budget(max_drop=1))
+    assert not judge(wide, EVEN, after=float("nan"), budget=Budget(max_drop=100))
+    assert judge(wide, EVEN, after=95.0)
+
+
+def test_operator_types_can_be_chosen(tmp_path: Path) -> None:
+    model = with_node_names(wide_model())
+    decisions = decide(SCHEMES["int8-static"], model, ("MatMul",), ())
+    assert [item.quantized for item in decisions] == [True, True]
+    with pytest.raises(UnknownName, match="did you mean 'MatMul'"):
+        decide(SCHEMES["int8-static"], model, ("Matmul",), ())
+    with pytest.raises(OptionError, match="cannot be combined"):
+        decide(SCHEMES["int8-static"], model, ("MatMul",), ("MatMul",))
+    with pytest.raises(QuantizationRefused, match=r"nothing to quantize here: first \(MatMul\): left out by --exclude"):
+        decide(SCHEMES["int8-static"], model, (), ("MatMul",))
+    with pytest.raises(QuantizationRefused, match="left out by --only"):
+        decide(SCHEMES["int8-static"], model, ("Relu",), ())
+
+
+def test_a_graph_with_too_little_weight_is_refused(tmp_path: Path) -> None:
+    bundle = adopt(save(gemm_model(), tmp_path / "g.onnx"), tmp_path / "g.bundle").bundle
+    for scheme in ("int8-dynamic", "int8-static"):
+        with pytest.raises(QuantizationRefused, match="12 weights are too few"):
+            quantize(
+                bundle,
+                tmp_path / "q.bundle",
+                scheme=scheme,
+                quality=agreement_with(bundle),
+                calibration=lambda: iter(()),
+                threads=1,
+            )
+    with pytest.raises(QuantizationRefused, match="does not make it smaller"):
+        quantize(bundle, tmp_path / "q.bundle", scheme="fp16", quality=agreement_with(bundle), threads=1)
+
+
+def test_unknown_schemes_and_missing_calibration_are_told(wide: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'int8-static'"):
+        quantize(wide, tmp_path / "q.bundle", scheme="int8-statick", quality=agreement_with(wide), threads=1)
+    with pytest.raises(OptionError, match="pass --data"):
+        quantize(wide, tmp_path / "q.bundle", scheme="int8-static", quality=agreement_with(wide), threads=1)
+
+
+def test_ranges_equal_those_of_all_samples_at_once() -> None:
+    model = wide_model()
+    ranges = activation_ranges(model, samples())
+    everything = np.concatenate([feeds["x"] for feeds in samples()])
+    hidden = everything @ onnx.numpy_helper.to_array(model.graph.initializer[0])
+    assert ranges["x"] == pytest.approx((everything.min(), everything.max()))
+    assert ranges["h"] == pytest.approx((hidden.min(), hidden.max()), rel=1e-4)
+    assert ranges["r"][0] == 0
+
+
+def test_calibration_streams_in_bounded_memory() -> None:
+    """A hundred times the samples must not take a hundred times the memory."""
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        activation_ranges(wide_model(64), samples(64, count))
+        high = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return high
+
+    peak(1)
+    assert peak(400) < 1.5 * peak(4)
+
+
+def test_calibration_data_that_is_empty_or_not_finite_is_refused() -> None:
+    with pytest.raises(DataError, match="no calibration data"):
+        activation_ranges(wide_model(), iter(()))
+    with pytest.raises(DataError, match="NaN or infinite"):
+        activation_ranges(wide_model(), iter([{"x": np.full((1, 256), np.nan, np.float32)}]))
+
+
+def test_lenet_int8_on_its_fully_connected_layers_is_small_and_as_good(exported: Callable[[str], Path], tmp_path: Path) -> None:
+    from toolkit.evaluation import quality_for
+
+    bundle = Bundle.open(exported("lenet"))
+    quality, calibration = quality_for(bundle, None)
+    report = quantize(
+        bundle,
+        tmp_path / "q.bundle",
+        scheme="int8-static",
+        only=("Gemm",),
+        quality=quality,
+        calibration=calibration,
+        budget=Budget(max_drop=0.5, for_size=True),  # speed is for benchmarks, not for tests
+        threads=1,
+    )
+    assert report.size_ratio <= 0.35
+    assert report.drop <= 0.5
+    assert verify_bundle(tmp_path / "q.bundle")
+    assert {item.operator for item in report.nodes if item.quantized} == {"Gemm"}

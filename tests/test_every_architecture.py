@@ -1,0 +1,58 @@
+"""What holds for every network of the catalogue. A new one is tested by being listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import runtime
+from architectures.catalog import CATALOG
+from exporters.check import check
+from exporters.export import export
+from exporters.optimize import optimize
+from exporters.source import find_source
+from runtime.bundle import Bundle
+from runtime.verify import verify_bundle
+from toolkit.training.recipe import load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_it_exports_equal_to_pytorch_at_sizes_nobody_tried(name: str, tmp_path: Path) -> None:
+    network = find_source(name)
+    report = export(network, tmp_path / "x.bundle")
+    assert len({case.sizes["batch"] for case in report.cases} - {3}) >= 5
+    model = runtime.load(report.bundle.root)
+    ((input_name, example),) = network.inputs.items()
+    fresh = torch.randn((11, *example.shape[1:]), generator=torch.Generator().manual_seed(1))
+    expected = network.call({input_name: fresh})
+    actual = model.run({input_name: fresh.numpy()})
+    for output, tensor in expected.items():
+        allowed = report.tolerance[output].allowed
+        np.testing.assert_allclose(actual[output], tensor.numpy(), rtol=0, atol=allowed)
+    assert verify_bundle(report.bundle.root)
+    assert check(report.bundle.root)
+    leaner = optimize(report.bundle, tmp_path / "lean.bundle")
+    assert not any(item.outcome.startswith("reverted") for item in leaner.passes)
+    lean = Bundle.open(tmp_path / "lean.bundle")
+    assert lean.manifest.lineage[-1]["parent"] == report.bundle.seal
+    assert verify_bundle(lean.root)
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_it_has_a_shared_recipe(name: str) -> None:
+    assert name in recipe_names()
+    assert load_recipe(name).architecture == name
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_row_in_a_batch_is_the_row_alone(name: str) -> None:
+    network = find_source(name)
+    ((input_name, example),) = network.inputs.items()
+    whole = network.call({input_name: example})
+    for row in range(len(example)):
+        alone = network.call({input_name: example[row : row + 1]})
+        for output in whole:
+            torch.testing.assert_close(alone[output][0], whole[output][row], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,6 @@
+"""`python -m toolkit` is `edgekit`."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

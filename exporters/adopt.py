@@ -15,7 +15,7 @@ from runtime.session import Session
 from runtime.signature import GraphSignature
 
 from .export import GRAPH, ExportReport, Progress, choose_goldens, refuse_failures
-from .graph import MODEL_FILE, read_model, requirements_of, signature_of
+from .graph import MODEL_FILE, precision_of, read_model, requirements_of, signature_of
 from .parity import Arrays, Reference, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases
 
 _EXAMPLE_SIZE = 3
@@ -29,7 +29,7 @@ def adopt(path: str | Path, target: str | Path, *, force: bool = False, progress
     signature = signature_of(model)
     _check(path, model)
     data = model.SerializeToString()  # weights from external files are inside it now
-    reference_session = Session(data, signature, device="cpu", optimization="none")
+    reference_session = Session(data, signature, device="cpu", optimization="none", log_level=4)
     reference: Reference = lambda feeds: reference_session.run(feeds)  # noqa: E731
     progress("comparing with the original")
     inputs, skipped = _runnable_cases(path, signature, reference)
@@ -44,7 +44,7 @@ def adopt(path: str | Path, target: str | Path, *, force: bool = False, progress
     manifest = Manifest(
         name=path.stem,
         task="tensors",
-        precision=_precision(model),
+        precision=precision_of(model),
         graphs={GRAPH: GraphEntry(MODEL_FILE, signature)},
         goldens=tuple(GoldenEntry(GRAPH, name) for name in goldens),
         tolerance={GRAPH: tolerance},
@@ -85,14 +85,3 @@ def _runnable_cases(
     if not runnable:
         raise SourceError(f"{path} runs at none of the sizes tried; first reason: {skipped[0]}")
     return runnable, tuple(skipped)
-
-
-def _precision(model: onnx.ModelProto) -> str:
-    kinds = {tensor.data_type for tensor in model.graph.initializer}
-    names = {
-        onnx.TensorProto.INT8: "int8",
-        onnx.TensorProto.UINT8: "int8",
-        onnx.TensorProto.FLOAT16: "fp16",
-        onnx.TensorProto.BFLOAT16: "bf16",
-    }
-    return next((names[kind] for kind in names if kind in kinds), "fp32")

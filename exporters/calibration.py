@@ -41,8 +41,7 @@ def activation_ranges(model: onnx.ModelProto, batches: Iterable[Feeds]) -> dict[
 
 
 def _with_all_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    observed = onnx.ModelProto()
-    observed.CopyFrom(onnx.shape_inference.infer_shapes(model))
+    observed = onnx.shape_inference.infer_shapes(model)  # a new model; the one given is left as it is
     floats = {
         value.name
         for value in (*observed.graph.value_info, *observed.graph.output)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from runtime.bundle import Bundle, is_bundle
 from runtime.errors import SourceError
+from runtime.signature import GraphSignature
 
 from .checks import RULES
 from .finding import SEVERITIES, Finding, Graph
-from .graph import missing_external, operators_of, signature_of
+from .graph import operators_of, read_model, read_without_weights, signature_of
 
 
 @dataclass(frozen=True)
@@ -54,26 +53,29 @@ def check(path: str | Path) -> CheckReport:
 def _graphs(path: Path) -> list[Graph]:
     if is_bundle(path):
         bundle = Bundle.open(path)
-        return [_graph(name, bundle.root / entry.file, entry.signature) for name, entry in bundle.manifest.graphs.items()]
+        sizes = {
+            entry.graph: bundle.manifest.graphs[entry.graph].signature.check_feeds(inputs)
+            for entry, inputs, _ in bundle.goldens()
+        }
+        return [
+            _graph(name, bundle.root / entry.file, entry.signature, sizes.get(name))
+            for name, entry in bundle.manifest.graphs.items()
+        ]
     if path.is_dir():
         raise SourceError(f"{path} is a directory without manifest.json; expected a bundle or a .onnx file")
-    if not path.is_file():
-        raise SourceError(f"there is no {path}; expected a bundle or a .onnx file")
-    return [_graph(path.stem, path, None)]
+    return [_graph(path.stem, path, None, None)]
 
 
-def _graph(name: str, path: Path, signature: Any) -> Graph:
+def _graph(name: str, path: Path, signature: GraphSignature | None, sizes: Mapping[str, int] | None) -> Graph:
+    model = read_without_weights(path)
+    complete = True
     try:
-        model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, ValueError) as error:
-        raise SourceError(f"{path} is not a readable ONNX model: it is truncated or garbage") from error
-    if not model.graph.node and not model.graph.output:
-        raise SourceError(f"{path} is not a readable ONNX model: it holds no graph")
-    if not missing_external(path):
-        onnx.load_external_data_for_model(model, str(path.parent))
+        model = read_model(path)
+    except SourceError:  # its weights are not all there: the external-data rule says which
+        complete = False
     if signature is None:
         try:
             signature = signature_of(model)
-        except SourceError:  # the rules that need a signature say so themselves
+        except SourceError:  # the rules that need a signature pass over it
             signature = None
-    return Graph(name, path, model, signature)
+    return Graph(name, path, model, signature, complete, sizes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +22,7 @@ from runtime.errors import ParityRefused, SourceError
 from runtime.session import Session
 from runtime.signature import GraphSignature
 
-from .graph import MODEL_FILE, clean, requirements_of, signature_of
+from .graph import MODEL_FILE, clean, precision_of, requirements_of, signature_of
 from .parity import Arrays, Case, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases, torch_reference
 from .source import Exportable
 
@@ -69,6 +72,7 @@ def export(
     model = to_onnx(network, opset=opset)
     signature = signature_of(model)
     _refuse_frozen_axes(network, signature)
+    _refuse_other_task(network, signature)
     progress("comparing with PyTorch")
     examples = {name: tensor.numpy() for name, tensor in _examples(network).items()}
     reference = torch_reference(network)
@@ -82,7 +86,7 @@ def export(
     manifest = Manifest(
         name=network.name,
         task=network.task,
-        precision="fp32",
+        precision=precision_of(model),
         graphs={GRAPH: GraphEntry(MODEL_FILE, signature)},
         goldens=tuple(GoldenEntry(GRAPH, name) for name in goldens),
         tolerance={GRAPH: tolerance},
@@ -101,10 +105,10 @@ def export(
 def to_onnx(network: Exportable, *, opset: int) -> onnx.ModelProto:
     """Trace with torch.export and translate; what the tracer says is turned into one line."""
     inputs = _examples(network)
-    shapes = {name: dict(network.dynamic_axes.get(name, {})) for name in inputs}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # the tracer logs its whole graph before it fails
         try:
             program = torch.onnx.export(
                 network.module,
@@ -115,10 +119,12 @@ def to_onnx(network: Exportable, *, opset: int) -> onnx.ModelProto:
                 opset_version=opset,
                 input_names=list(inputs),
                 output_names=list(network.output_names),
-                dynamic_shapes=shapes if network.by_keyword else tuple(shapes.values()),
+                dynamic_shapes=_dynamic_shapes(network),
             )
         except Exception as error:
-            raise SourceError(f"{network.name} cannot be traced: {_reason(error)}") from error
+            raise SourceError(f"{network.name} cannot be traced: {_advice(error)}") from error
+        finally:
+            logging.disable(before)
     assert program is not None
     return clean(program.model_proto)
 
@@ -185,6 +191,40 @@ def _runnable_cases(
     return runnable, tuple(skipped)
 
 
+def _dynamic_shapes(network: Exportable) -> Any:
+    """The dynamic axes in the nesting of forward's parameters: *args is one tuple, **kwargs one dict."""
+    shapes = {name: dict(network.dynamic_axes.get(name, {})) for name in network.inputs}
+    parameters = inspect.signature(network.module.forward).parameters.values()
+    if network.by_keyword:
+        gather = next((item.name for item in parameters if item.kind is item.VAR_KEYWORD), None)
+        own = {item.name for item in parameters}
+        named = {name: shape for name, shape in shapes.items() if name in own}
+        rest = {name: shape for name, shape in shapes.items() if name not in own}
+        return named | ({gather: rest} if gather and rest else rest)
+    plain = sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
+    values = tuple(shapes.values())
+    return (*values[:plain], values[plain:]) if len(values) > plain else values
+
+
+def _refuse_other_task(network: Exportable, signature: GraphSignature) -> None:
+    """A task is a promise about the first output."""
+    spec = signature.outputs[0]
+    if network.task == "classification":
+        classes = spec.shape[-1] if len(spec.shape) == 2 else None
+        if not isinstance(classes, int) or classes < 2:
+            raise SourceError(
+                f"the task is classification, but the first output is {spec}; expected [batch, classes] with 2 or more classes"
+            )
+        if network.labels is not None and len(network.labels) != classes:
+            raise SourceError(
+                f"there are {len(network.labels)} labels but {spec} has {classes} classes; give one label for each"
+            )
+    if network.task == "regression" and spec.shape[1:] not in ((), (1,)):
+        raise SourceError(
+            f"the task is regression, but the first output is {spec}; expected [batch] or [batch, 1], or use task='tensors'"
+        )
+
+
 def _refuse_frozen_axes(network: Exportable, signature: GraphSignature) -> None:
     declared = {spec.name: spec.shape for spec in signature.inputs}
     for name, axes in network.dynamic_axes.items():
@@ -202,6 +242,17 @@ def _refuse_frozen_axes(network: Exportable, signature: GraphSignature) -> None:
 
 def _bytes_of(case: Case) -> int:
     return sum(array.nbytes for array in (*case.inputs.values(), *case.expected.values()))
+
+
+def _advice(error: BaseException) -> str:
+    reason = _reason(error)
+    if any(word in reason for word in ("data-dependent", "Data-dependent", "GuardOnDataDependent", "Could not guard", "bool(")):
+        return (
+            "its forward branches on values of a tensor, which a graph cannot; use torch.where instead of if ("
+            + reason[:120]
+            + ")"
+        )
+    return reason
 
 
 def _reason(error: BaseException) -> str:

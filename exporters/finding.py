@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class Graph:
     path: Path
     model: onnx.ModelProto
     signature: GraphSignature | None  # what the bundle promises, or the file declares; None if it cannot be read
+    complete: bool = True  # False if weights in other files could not be loaded
+    sizes: Mapping[str, int] | None = None  # named sizes it is known to run at, from the goldens
 
 
 @dataclass(frozen=True)

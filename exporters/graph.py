@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 
 from runtime.errors import SourceError
 from runtime.onnx_file import external_files
-from runtime.signature import Dim, GraphSignature, TensorSpec
+from runtime.signature import DTYPES, Dim, GraphSignature, TensorSpec
 
 MODEL_FILE = "model.onnx"
 
@@ -22,14 +21,7 @@ MODEL_FILE = "model.onnx"
 def read_model(path: str | Path) -> onnx.ModelProto:
     """Load an ONNX file with its external data, or say in one line what is wrong with it."""
     path = Path(path)
-    if not path.is_file():
-        raise SourceError(f"there is no file {path}; expected an ONNX model")
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, ValueError) as error:
-        raise SourceError(f"{path} is not a readable ONNX model: it is truncated or garbage") from error
-    if not model.graph.node and not model.graph.output:
-        raise SourceError(f"{path} is not a readable ONNX model: it holds no graph")
+    model = read_without_weights(path)
     if missing := [name for name in missing_external(path) if name]:
         raise SourceError(f"{path} needs the weights file {missing[0]!r} beside it, which is missing; copy it there")
     for location in external_files(path):
@@ -42,13 +34,27 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     return model
 
 
+def read_without_weights(path: Path) -> onnx.ModelProto:
+    """The model as it is in the file; tensors kept in other files stay pointers."""
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}; expected an ONNX model")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise SourceError(f"{path} is not a readable ONNX model: it is truncated or garbage") from error
+    if not model.graph.node and not model.graph.output:
+        raise SourceError(f"{path} is not a readable ONNX model: it holds no graph")
+    return model
+
+
 def missing_external(path: Path) -> list[str]:
     return sorted(name for name in external_files(path) if not (path.parent / name).is_file())
 
 
 def clean(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop what only a debugger reads (stack traces, stale shapes), then infer the shapes anew. Weights are untouched."""
-    model = _copy(model)
+    model = copy_of(model)
     del model.metadata_props[:]
     del model.graph.value_info[:]  # dynamo lists initializers there, which breaks quantizers, and stale example sizes
     for graph in graphs_of(model):
@@ -102,8 +108,17 @@ def requirements_of(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+def precision_of(model: onnx.ModelProto) -> str:
+    """What the weights are kept in: the narrowest type among them that is not plain float32."""
+    kinds = {tensor.data_type for tensor in model.graph.initializer if tensor.dims}
+    names = {
+        onnx.TensorProto.INT8: "int8",
+        onnx.TensorProto.UINT8: "int8",
+        onnx.TensorProto.FLOAT16: "fp16",
+        onnx.TensorProto.BFLOAT16: "bf16",
+        onnx.TensorProto.DOUBLE: "fp64",
+    }
+    return next((names[kind] for kind in names if kind in kinds), "fp32")
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
@@ -112,18 +127,18 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
     kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
     dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
-    if dtype in ("string", "undefined", "complex64", "complex128"):
-        raise SourceError(f"{value.name!r} holds {dtype} values, which are not supported; only numbers and booleans are")
+    if dtype not in DTYPES:
+        raise SourceError(f"{value.name!r} holds {dtype} values, which are not supported; supported are: {', '.join(DTYPES)}")
     if not tensor.HasField("shape"):
         raise SourceError(f"{value.name!r} declares no shape, so it cannot be checked; add one with onnx.shape_inference")
     shape: list[Dim] = []
     for axis, dim in enumerate(tensor.shape.dim):
-        fixed = dim.HasField("dim_value")
+        fixed = dim.HasField("dim_value") and dim.dim_value > 0  # old exporters wrote -1 or 0 for an axis that varies
         shape.append(int(dim.dim_value) if fixed else (dim.dim_param or f"{value.name}_{axis}"))
     return TensorSpec(value.name, dtype, tuple(shape))
 
 
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     return copied

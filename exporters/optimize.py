@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import onnx_ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from runtime.bundle import Bundle, Manifest, lineage_step, write_bundle
+from runtime.bundle import Bundle, lineage_step, write_bundle
 from runtime.errors import EdgekitError
 from runtime.session import Session
 from runtime.verify import compare
 
-from .graph import clean, read_model, requirements_of
+from .graph import clean, copy_of, read_model, requirements_of
 from .quantizers.quiet import quiet
 
 
@@ -98,7 +98,9 @@ def optimize(bundle: Bundle, target: str | Path, *, force: bool = False, passes:
         model, result = _run(item, model, bundle)
         results.append(result)
     lineage = lineage_step("optimize", bundle, passes=[asdict(result) for result in results])
-    manifest = Manifest(**{**vars(bundle.manifest), "lineage": lineage, "requirements": _requirements(bundle, model)})
+    requirements = requirements_of(model) | {"cpu_features": bundle.manifest.requirements["cpu_features"]}
+    graphs = {name: replace(graph, weights=())}  # weights from separate files are inside the graph now
+    manifest = replace(bundle.manifest, graphs=graphs, lineage=lineage, requirements=requirements)
     files: dict[str, bytes | Path] = {golden.file: bundle.root / golden.file for golden in bundle.manifest.goldens}
     write_bundle(target, manifest, {graph.file: model.SerializeToString(), **files}, force=force)
     return OptimizeReport(str(target), tuple(results), original, model.ByteSize())
@@ -114,7 +116,7 @@ def _run(item: Pass, model: onnx.ModelProto, bundle: Bundle) -> tuple[onnx.Model
 
     try:
         with quiet():
-            after = clean(item.apply(_copy(model)))
+            after = clean(item.apply(copy_of(model)))
     except Exception as failure:  # a library's pass may stumble over a graph; the graph before it still stands
         return model, result(
             model, f"reverted: it failed with {type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
@@ -127,6 +129,8 @@ def _run(item: Pass, model: onnx.ModelProto, bundle: Bundle) -> tuple[onnx.Model
         error, problem = float("inf"), str(failure)
     if problem:
         return model, result(model, f"reverted: {problem}", error)
+    if len(after.graph.node) >= len(model.graph.node) and after.ByteSize() >= model.ByteSize():
+        return model, result(model, "nothing to do")  # it only shuffled names
     return after, result(after, "applied", error)
 
 
@@ -148,13 +152,3 @@ def _parity(model: onnx.ModelProto, bundle: Bundle) -> tuple[float, str | None]:
 def _shape_of(model: onnx.ModelProto) -> tuple[Any, ...]:
     nodes = tuple((node.op_type, tuple(node.input), tuple(node.output)) for node in model.graph.node)
     return nodes, tuple(sorted(tensor.name for tensor in model.graph.initializer))
-
-
-def _requirements(bundle: Bundle, model: onnx.ModelProto) -> dict[str, Any]:
-    return requirements_of(model) | {"cpu_features": bundle.manifest.requirements["cpu_features"]}
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    copied = onnx.ModelProto()
-    copied.CopyFrom(model)
-    return copied

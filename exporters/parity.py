@@ -25,6 +25,7 @@ from runtime.verify import OutputComparison, compare, max_error
 from .source import Exportable
 
 MARGIN = 10.0  # another summation order gives errors of the same size as PyTorch's own; ten times that is a different answer
+_LARGEST_SHARE = 0.01  # of an output's size; a tolerance above that would accept a wrong answer
 _EPSILON = float(np.finfo(np.float32).eps)
 
 Arrays = dict[str, NDArray[Any]]
@@ -104,9 +105,11 @@ def derive_tolerance(reference: Reference, precise: Reference | None, cases: lis
     """For each output: MARGIN times the float32 error of the reference itself, measured on `cases`."""
     noise: dict[str, float] = {}
     scale: dict[str, float] = {}
+    exact_outputs: set[str] = set()
     how = "PyTorch float32 against float64 of the same network"
     for inputs in cases:
         single = reference(inputs)
+        _refuse_random(single, reference(inputs))
         try:
             if precise is None:
                 raise TypeError
@@ -115,14 +118,23 @@ def derive_tolerance(reference: Reference, precise: Reference | None, cases: lis
             how = "the answer to inputs disturbed by one float32 rounding step"
             exact = reference({name: _nudge(array) for name, array in inputs.items()})
         for name, values in single.items():
-            if not np.isfinite(values).all():
-                raise SourceError(
-                    f"output {name!r} has NaN or infinite values in the original itself, so nothing can be compared"
-                )
+            if np.isnan(values).any():
+                raise SourceError(f"output {name!r} has NaN values in the original itself, so nothing can be compared")
             noise[name] = max(noise.get(name, 0.0), max_error(values, exact[name]))
-            scale[name] = max(scale.get(name, 0.0), float(np.max(np.abs(values), initial=0.0)))
+            finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+            scale[name] = max(scale.get(name, 0.0), float(np.max(np.abs(finite.astype(np.float64)), initial=0.0)))
+            if values.dtype.kind != "f":
+                exact_outputs.add(name)
     tolerances = {}
     for name, measured in noise.items():
+        if name in exact_outputs:
+            tolerances[name] = Tolerance(0.0, 0.0, "whole numbers and booleans must be equal")
+            continue
+        if MARGIN * measured > _LARGEST_SHARE * scale[name]:
+            raise SourceError(
+                f"output {name!r} changes by {measured:.2e} with rounding alone ({how}), and its values reach only "
+                f"{scale[name]:.2e}: nothing can be proved of it; look for a division by almost zero"
+            )
         floor = _EPSILON * scale[name]
         text = f"{MARGIN:g} x the larger of {measured:.2e} ({how}) and {floor:.2e} (one float32 rounding of the largest value)"
         tolerances[name] = Tolerance(MARGIN * max(measured, floor), measured, text)
@@ -155,8 +167,17 @@ def compare_cases(
     return cases
 
 
+def _refuse_random(first: Arrays, second: Arrays) -> None:
+    for name, values in first.items():
+        if not np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f"):
+            raise SourceError(
+                f"output {name!r} differs between two runs on the same inputs, so nothing can be proved of it; "
+                "remove the randomness (dropout that stays on in eval mode, torch.rand, RandomNormal)"
+            )
+
+
 def _nudge(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind != "f":
         return array
     random = np.random.default_rng(0)
-    return (array * (1 + _EPSILON * random.choice([-1.0, 1.0], size=array.shape))).astype(array.dtype)
+    return np.asarray(array * (1 + _EPSILON * random.choice([-1.0, 1.0], size=array.shape)), dtype=array.dtype)

@@ -9,13 +9,14 @@ model.onnx                 someone's ONNX file (see adopt.py)
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,15 @@ def from_run(directory: Path) -> Exportable:
             "kind": "run",
             "architecture": run.architecture,
             "config": run.config,
-            "recipe": run.recipe,
-            "metrics": run.metrics,
+            "recipe": _without_path(run.recipe),
+            "metrics": {key: value for key, value in (run.metrics or {}).items() if key != "history"},
         },
     )
+
+
+def _without_path(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A bundle must not carry a path of the machine it was made on."""
+    return recipe | {"data": {key: value for key, value in recipe["data"].items() if key != "path"}}
 
 
 def from_architecture(name: str, settings: Mapping[str, Any] | None = None) -> Exportable:
@@ -145,8 +151,8 @@ def from_function(reference: str) -> Exportable:
         dynamic_axes=axes or {},
         output_names=(),
         by_keyword=by_keyword,
-        labels=tuple(map(str, options["labels"])) if options.get("labels") else None,
-        source={"kind": "function", "reference": reference},
+        labels=_labels(reference, options.get("labels")),
+        source={"kind": "function", "reference": reference.rpartition("/")[2]},  # without folders of this machine
     )
     draft = _with_output_names(reference, draft, options.get("output_names"))
     return draft if axes is not None else _with_found_batch_axis(draft)
@@ -154,11 +160,13 @@ def from_function(reference: str) -> Exportable:
 
 def load_function(reference: str) -> Callable[[], Any]:
     place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        raise SourceError(f"{reference!r} is not understood; expected path/to/file.py:function or package.module:function")
     try:
         module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except EdgekitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(f"importing {place} raised {_where(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -213,8 +221,9 @@ def _import_module(name: str) -> Any:
 
 def _call_user(reference: str, function: Callable[[], Any]) -> Any:
     try:
-        return function()
-    except Exception as error:
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints must not get among our results
+            return function()
+    except (Exception, SystemExit) as error:
         raise SourceError(f"{reference} raised {_where(error)}") from error
 
 
@@ -225,7 +234,8 @@ def _named_inputs(reference: str, module: nn.Module, examples: Any) -> tuple[dic
     if by_keyword:
         named = dict(examples)
     elif isinstance(examples, tuple | list):
-        parameters = [name for name, item in inspect.signature(module.forward).parameters.items() if item.kind in (0, 1)]
+        forward = inspect.signature(module.forward).parameters.values()
+        parameters = [item.name for item in forward if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
         names = (
             parameters[: len(examples)] if len(parameters) >= len(examples) else [f"input_{i}" for i in range(len(examples))]
         )
@@ -237,6 +247,11 @@ def _named_inputs(reference: str, module: nn.Module, examples: Any) -> tuple[dic
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise SourceError(f"example input {name!r} of {reference} is {_kind(tensor)}; expected a tensor")
+        if tensor.numel() == 0 or tensor.dtype == torch.bfloat16 or tensor.is_complex():
+            what = "no elements" if tensor.numel() == 0 else f"dtype {tensor.dtype}"
+            raise SourceError(
+                f"example input {name!r} of {reference} has {what}; give real values of an ordinary type such as float32"
+            )
     # Copies: one tensor passed for two arguments would be merged into one graph input without a word.
     return {name: tensor.detach().clone() for name, tensor in named.items()}, by_keyword
 
@@ -245,9 +260,11 @@ def _declared_axes(reference: str, inputs: Mapping[str, Tensor], axes: Any) -> d
     if axes is None:
         return None
     declared: dict[str, dict[int, str]] = {}
-    for name, entry in dict(axes).items():
+    if not isinstance(axes, Mapping) or not all(isinstance(entry, Mapping) for entry in axes.values()):
+        raise SourceError(f"dynamic_axes of {reference} is {axes!r}; expected e.g. {{'x': {{0: 'batch'}}}}")
+    for name, entry in axes.items():
         if name not in inputs:
-            raise UnknownName.of(f"input of {reference} in dynamic_axes", str(name), inputs)
+            raise UnknownName.of(f"input of {reference} (dynamic_axes are for inputs; outputs follow)", str(name), inputs)
         rank = inputs[name].ndim
         for axis, label in dict(entry).items():
             if not isinstance(axis, int) or not -rank <= axis < rank or not str(label).isidentifier():
@@ -264,11 +281,17 @@ def _with_output_names(reference: str, draft: Exportable, names: Any) -> Exporta
             result = draft.module(**draft.inputs) if draft.by_keyword else draft.module(*draft.inputs.values())
         except Exception as error:
             raise SourceError(f"the network of {reference} fails on its own example inputs: {_where(error)}") from error
-    found = [name for name, _ in named_outputs(result)]
+    outputs = named_outputs(result)
+    for name, tensor in outputs:
+        if tensor.dtype == torch.bfloat16 or tensor.is_complex():
+            raise SourceError(f"output {name!r} of {reference} is {tensor.dtype}; convert it in forward, e.g. with .float()")
+    found = [f"{name}_output" if name in draft.inputs else name for name, _ in outputs]
     chosen = tuple(map(str, names)) if names else tuple(found)
+    if clash := [name for name in chosen if name in draft.inputs]:
+        raise SourceError(f"{clash[0]!r} of {reference} is both an input and an output; give the output another name")
     if len(chosen) != len(found) or len(set(chosen)) != len(chosen):
         raise SourceError(f"{reference} gives {len(found)} outputs but output_names are {list(chosen)}; give one name for each")
-    return _replace(draft, output_names=chosen)
+    return replace(draft, output_names=chosen)
 
 
 def _with_found_batch_axis(draft: Exportable) -> Exportable:
@@ -285,11 +308,15 @@ def _with_found_batch_axis(draft: Exportable) -> Exportable:
         )
     except Exception:  # the network takes one batch size only: that is an answer, not a failure
         return draft
-    return _replace(draft, dynamic_axes={name: {0: "batch"} for name in draft.inputs}) if grows else draft
+    return replace(draft, dynamic_axes={name: {0: "batch"} for name in draft.inputs}) if grows else draft
 
 
-def _replace(draft: Exportable, **changes: Any) -> Exportable:
-    return Exportable(**{**vars(draft), **changes})
+def _labels(reference: str, labels: Any) -> tuple[str, ...] | None:
+    if labels is None:
+        return None
+    if isinstance(labels, str) or not isinstance(labels, Sequence):
+        raise SourceError(f"labels of {reference} is {labels!r}; expected a list of names, one a class")
+    return tuple(map(str, labels))
 
 
 def _known_task(reference: str, task: Any) -> str:

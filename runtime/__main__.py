@@ -22,14 +22,19 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verb == "bench-worker":
-            from .bench import open_bundle, serve
+            from .bench import BundleTarget, serve
 
-            serve(open_bundle)
+            serve(BundleTarget)
             return 0
         return verify_command(options.bundle, options.device, options.json)
     except EdgekitError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}; check the path and its permissions", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def verify_command(path: str, device: str, as_json: bool) -> int:

@@ -6,8 +6,8 @@ the ratio within a round. The interval is taken over rounds, because calls withi
 lands in memory can make it several percent faster or slower for its whole life, so all of them are launched anew a few times.
 
 A worker reads one JSON request a line and answers with one JSON line:
-    {"open": {...}}                        → {"load_ms", "baseline_bytes"}
-    {"prepare": batch}                     → {"call_ms"}           builds the feeds and warms up
+    {"open": {...}}                        → {"load_ms", "baseline_bytes", "device"}
+    {"prepare": batch or null}             → {"call_ms"}           builds the feeds (null: the natural batch) and warms up
     {"turn": seconds, "warmup": n}         → {"ns": [latency of each call]}
     {"memory": true}                       → {"peak_bytes"}
     anything that fails                    → {"error": text}
@@ -22,10 +22,11 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from .bundle import Bundle
 from .errors import EdgekitError, OptionError
@@ -34,8 +35,14 @@ from .statistics import Estimate, estimate, percentiles, quantile
 
 TURN_SECONDS = 0.006  # many short turns: measured, 100 of 6 ms give a tighter ratio than 40 of 15 ms
 
-Prepare = Callable[[int], Callable[[], object]]
-"""Given a batch size, returns the call to time."""
+
+class Target(Protocol):
+    """What a worker times."""
+
+    device: str
+
+    def prepare(self, batch: int | None) -> Callable[[], object]:
+        """The call to time at a batch size; None is the natural one."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Footprint:
     """What a variant costs before its first answer. Memory and load time come from a fresh process."""
 
     variant: str
+    device: str  # the one that was really used
     file_bytes: int | None
     load_ms: float
     cold_start_ms: float  # from starting the process to its first answer
@@ -117,8 +125,11 @@ def bench(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchReport:
-    """Time `variants` against each other in `launches` x `rounds` turns each; ratios are to the first one."""
-    if not variants or not batches or min(batches) < 1 or min(rounds, launches, threads) < 1:
+    """Time `variants` against each other in `launches` x `rounds` turns each; ratios are to the first one.
+
+    Without batches nothing is timed: each is only opened and run once.
+    """
+    if not variants or min(rounds, launches, threads, *batches) < 1:
         raise OptionError("a benchmark needs at least one variant, and batches, rounds, launches and threads of 1 or more")
     if len({variant.name for variant in variants}) != len(variants):
         raise OptionError("two variants have the same name; give each its own")
@@ -192,7 +203,7 @@ class _Worker:
         path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", variant.module, "bench-worker"],
+            [sys.executable, "-P", "-m", variant.module, "bench-worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -200,7 +211,7 @@ class _Worker:
         )
         try:
             self._opened = self._ask({"open": dict(variant.request)})
-            self._ask({"prepare": 1})
+            self._ask({"prepare": None})
         except BaseException:
             self.close()
             raise
@@ -218,6 +229,7 @@ class _Worker:
         peak = self._ask({"memory": True})["peak_bytes"]
         return Footprint(
             variant=self.variant.name,
+            device=self._opened["device"],
             file_bytes=self.variant.file_bytes,
             load_ms=self._opened["load_ms"],
             cold_start_ms=self._cold_start_ms,
@@ -250,13 +262,18 @@ class _Worker:
         if not line:
             code = self._process.wait()
             raise EdgekitError(f"the benchmark process of {self.variant.name!r} died with exit code {code}")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise EdgekitError(
+                f"the benchmark process of {self.variant.name!r} answered {line[:80]!r}, expected JSON"
+            ) from None
         if "error" in answer:
             raise EdgekitError(f"cannot benchmark {self.variant.name!r}: {answer['error']}")
         return answer
 
 
-def serve(open_target: Callable[[dict[str, Any]], Prepare]) -> None:
+def serve(open_target: Callable[[dict[str, Any]], Target]) -> None:
     """The worker's side: answer requests on stdin until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes our stdin
     answers = os.fdopen(os.dup(1), "w")
@@ -281,20 +298,21 @@ def _reply(stream: IO[str], answer: Mapping[str, Any]) -> None:
 
 
 class _Turns:
-    def __init__(self, open_target: Callable[[dict[str, Any]], Prepare]) -> None:
+    def __init__(self, open_target: Callable[[dict[str, Any]], Target]) -> None:
         self._open_target = open_target
-        self._prepare: Prepare | None = None
+        self._target: Target | None = None
         self._call: Callable[[], object] | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "open" in request:
             baseline = resident_bytes()
             started = time.perf_counter()
-            self._prepare = self._open_target(request["open"])
-            return {"load_ms": (time.perf_counter() - started) * 1000, "baseline_bytes": baseline}
+            self._target = self._open_target(request["open"])
+            elapsed = (time.perf_counter() - started) * 1000
+            return {"load_ms": elapsed, "baseline_bytes": baseline, "device": self._target.device}
         if "prepare" in request:
-            assert self._prepare
-            self._call = self._prepare(request["prepare"])
+            assert self._target
+            self._call = self._target.prepare(request["prepare"])
             self._call()
             return {"call_ms": self._timed() / 1e6}
         if "turn" in request:
@@ -315,19 +333,26 @@ class _Turns:
         return time.perf_counter_ns() - started
 
 
-def open_bundle(request: dict[str, Any]) -> Prepare:
-    """The worker's target for a bundle: its only graph on its golden inputs, repeated to the batch size."""
-    from .feeds import batch_of
-    from .session import Session
+class BundleTarget:
+    """A bundle's only graph on its golden inputs, repeated to the batch size."""
 
-    bundle = Bundle.open(request["path"])
-    name, graph = bundle.graph()
-    session = Session(bundle.graph_path(name), graph.signature, device=request["device"], threads=request["threads"])
-    _, inputs, _ = next(golden for golden in bundle.goldens() if golden[0].graph == name)
+    def __init__(self, request: dict[str, Any]) -> None:
+        from .session import Session
 
-    def prepare(batch: int) -> Callable[[], object]:
-        feeds = batch_of(graph.signature, inputs, batch)
-        session.run(feeds)  # checked once; the timed calls are the runtime's own path without the checks
-        return lambda: session.run_unchecked(feeds)
+        bundle = Bundle.open(request["path"])
+        name, graph = bundle.graph()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the device is in the report
+            self._session = Session(
+                bundle.graph_path(name), graph.signature, device=request["device"], threads=request["threads"]
+            )
+        self.device = self._session.device
+        self._signature = graph.signature
+        _, self._inputs, _ = next(golden for golden in bundle.goldens() if golden[0].graph == name)
 
-    return prepare
+    def prepare(self, batch: int | None) -> Callable[[], object]:
+        from .feeds import batch_of, natural_batch
+
+        feeds = batch_of(self._signature, self._inputs, natural_batch(self._signature) if batch is None else batch)
+        self._session.run(feeds)  # checked once; the timed calls are the runtime's own path without the checks
+        return lambda: self._session.run_unchecked(feeds)

@@ -17,6 +17,7 @@ import json
 import re
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -141,13 +142,16 @@ class Bundle:
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
         root = Path(path)
-        manifest, seal = _read_manifest(root)
-        for name, entry in manifest.files.items():
-            _check_file(root, name, entry)
+        document, seal = _read_manifest(root)
+        try:
+            manifest = Manifest.from_json(document)
+            _check_references(manifest)
+            for name, entry in manifest.files.items():
+                _check_file(root, name, int(entry["bytes"]), str(entry["sha256"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise BundleError(f"{root / MANIFEST} lacks or misuses a field ({error!r}); export the bundle again") from error
         for graph in manifest.graphs.values():
             _check_graph_files(root, graph, manifest)
-        for golden in manifest.goldens:
-            _require_listed(golden.file, manifest)
         return cls(root, manifest, seal)
 
     def graph(self, name: str | None = None) -> tuple[str, GraphEntry]:
@@ -173,9 +177,15 @@ class Bundle:
     def goldens(self) -> Iterator[tuple[GoldenEntry, Arrays, Arrays]]:
         """(entry, inputs, expected outputs) of each golden."""
         for entry in self.manifest.goldens:
-            with np.load(self.root / entry.file, allow_pickle=False) as arrays:
-                inputs = {name.removeprefix("input."): arrays[name] for name in arrays.files if name.startswith("input.")}
-                outputs = {name.removeprefix("output."): arrays[name] for name in arrays.files if name.startswith("output.")}
+            try:
+                with np.load(self.root / entry.file, allow_pickle=False) as archive:
+                    arrays = {name: archive[name] for name in archive.files}
+            except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+                raise BundleError(f"{entry.file} of {self.root} is not a golden ({error}); export the bundle again") from error
+            inputs = {name.removeprefix("input."): array for name, array in arrays.items() if name.startswith("input.")}
+            outputs = {name.removeprefix("output."): array for name, array in arrays.items() if name.startswith("output.")}
+            if not outputs or not set(outputs) <= set(self.manifest.tolerance[entry.graph]):
+                raise BundleError(f"{entry.file} of {self.root} has outputs without a tolerance; export the bundle again")
             yield entry, inputs, outputs
 
 
@@ -230,7 +240,7 @@ def _sealed(document: Mapping[str, Any]) -> bytes:
     return unsealed.replace(b"0" * 64, hashlib.sha256(unsealed).hexdigest().encode(), 1)
 
 
-def _read_manifest(root: Path) -> tuple[Manifest, str]:
+def _read_manifest(root: Path) -> tuple[dict[str, Any], str]:
     path = root / MANIFEST
     if not root.exists():
         raise BundleError(f"there is no bundle at {root}; check the path")
@@ -238,30 +248,39 @@ def _read_manifest(root: Path) -> tuple[Manifest, str]:
         raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}; make one with: edgekit export")
     if path.stat().st_size > _MANIFEST_LIMIT:
         raise BundleError(f"{path} is {path.stat().st_size} bytes, too large for a manifest; get the bundle again")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise BundleError(f"{path} is a link that leaves the bundle; get the bundle again")
     raw = path.read_bytes()
-    altered = AlteredFile(f"{MANIFEST} of {root} was altered: its bytes do not match its seal; get the bundle again")
     found = _SEAL.search(raw[:200])
+    unsealed = raw[: found.start(1)] + b"0" * 64 + raw[found.end(1) :] if found else b""
+    if found is None or hashlib.sha256(unsealed).hexdigest() != found.group(1).decode():
+        raise AlteredFile(f"{MANIFEST} of {root} was altered: its bytes do not match its seal; get the bundle again")
     try:
         document = json.loads(raw)
-        newer = isinstance(document, dict) and int(document["format"]) > FORMAT
+        version = document["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise altered from None
-    if newer:
-        raise NewerFormat(
-            f"{root} has bundle format {document['format']}, and this edgekit reads up to {FORMAT}; upgrade edgekit"
+        raise BundleError(f"{path} is not a manifest; export the bundle again") from None
+    if isinstance(version, int) and version > FORMAT:
+        raise NewerFormat(f"{path} has bundle format {version}, and this edgekit reads up to {FORMAT}; upgrade edgekit")
+    if version != FORMAT:
+        raise BundleError(f"{path} has bundle format {version!r}, expected {FORMAT}; export the bundle again")
+    return document, found.group(1).decode()
+
+
+def _check_references(manifest: Manifest) -> None:
+    """Everything the manifest names is in the manifest."""
+    if not manifest.graphs:
+        raise ValueError("there is no graph")
+    for golden in manifest.goldens:
+        _require_listed(golden.file, manifest)
+        missing = {spec.name for spec in manifest.graphs[golden.graph].signature.outputs} - set(
+            manifest.tolerance[golden.graph]
         )
-    if found is None:
-        raise altered
-    unsealed = raw[: found.start(1)] + b"0" * 64 + raw[found.end(1) :]
-    if hashlib.sha256(unsealed).hexdigest() != found.group(1).decode():
-        raise altered
-    try:
-        return Manifest.from_json(document), found.group(1).decode()
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BundleError(f"{path} lacks or misuses a field ({error!r}); export the bundle again") from error
+        if missing:
+            raise ValueError(f"there is no tolerance for {', '.join(sorted(missing))}")
 
 
-def _check_file(root: Path, name: str, entry: Mapping[str, Any]) -> None:
+def _check_file(root: Path, name: str, expected_bytes: int, expected_hash: str) -> None:
     _refuse_outside(name)
     path = root / name
     again = "get the bundle again"
@@ -269,9 +288,9 @@ def _check_file(root: Path, name: str, entry: Mapping[str, Any]) -> None:
         raise AlteredFile(f"{name} is missing from {root}; {again}")
     if not path.resolve().is_relative_to(root.resolve()):
         raise BundleError(f"{name} of {root} is a link that leaves the bundle; {again}")
-    if (size := path.stat().st_size) != entry["bytes"]:
-        raise AlteredFile(f"{name} of {root} has {size} bytes but the manifest lists {entry['bytes']}; {again}")
-    if sha256_of(path) != entry["sha256"]:
+    if (size := path.stat().st_size) != expected_bytes:
+        raise AlteredFile(f"{name} of {root} has {size} bytes but the manifest lists {expected_bytes}; {again}")
+    if sha256_of(path) != expected_hash:
         raise AlteredFile(f"{name} of {root} was altered: its sha256 is not the one in the manifest; {again}")
 
 

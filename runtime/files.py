@@ -6,6 +6,7 @@ aside is removed by the next one that writes the same target.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -31,6 +32,7 @@ def sha256_of(path: Path) -> str:
 def write_file(target: Path, content: bytes | str) -> None:
     """Replace `target` with `content` in one step."""
     data = content.encode() if isinstance(content, str) else content
+    _remove_leftovers(target.parent, target)
     descriptor, aside = tempfile.mkstemp(prefix=_prefix(target), dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -46,11 +48,13 @@ def write_file(target: Path, content: bytes | str) -> None:
 
 def refuse_existing(target: Path, *, force: bool, marker: str) -> None:
     """Raise OutputExists unless `target` is free, or `force` is given and it is of our own making (holds `marker`)."""
+    if blocked := next((parent for parent in target.parents if parent.exists() and not parent.is_dir()), None):
+        raise OutputExists(f"{target} cannot be written because {blocked} is a file; choose another -o")
     if not target.exists() and not target.is_symlink():
         return
     if not force:
         raise OutputExists(f"{target} already exists; choose another -o, or pass --force to replace it")
-    if not (target.is_dir() and (target / marker).is_file()):
+    if target.is_symlink() or not (target.is_dir() and (target / marker).is_file()):
         raise OutputExists(
             f"{target} exists and has no {marker}, so it was not written by edgekit; --force will not replace it; "
             "remove it yourself or choose another -o"
@@ -66,6 +70,7 @@ def new_directory(target: Path, *, force: bool = False, marker: str) -> Iterator
     target = Path(os.path.abspath(target))
     refuse_existing(target, force=force, marker=marker)
     home = next(parent for parent in target.parents if parent.is_dir())
+    _restore_replaced(home, target)
     _remove_leftovers(home, target)
     aside = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=home))
     try:
@@ -74,9 +79,13 @@ def new_directory(target: Path, *, force: bool = False, marker: str) -> Iterator
         target.parent.mkdir(parents=True, exist_ok=True)
         refuse_existing(target, force=force, marker=marker)
         if target.exists():
-            old = aside.with_name(aside.name + ".old")
+            old = aside.with_name(f".{target.name}.replaced-{os.getpid()}")
             os.rename(target, old)
-            os.rename(aside, target)
+            try:
+                os.rename(aside, target)
+            except OSError:
+                os.rename(old, target)
+                raise
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.rename(aside, target)
@@ -99,7 +108,20 @@ def _remove_leftovers(home: Path, target: Path) -> None:
     for entry in home.iterdir():
         found = pattern.match(entry.name)
         if found and not _is_alive(int(found.group(1))):
-            shutil.rmtree(entry, ignore_errors=True)
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def _restore_replaced(home: Path, target: Path) -> None:
+    """Put back what a process was replacing when it was killed between taking the old away and bringing the new."""
+    for entry in home.glob(f".{glob.escape(target.name)}.replaced-*"):
+        if not _is_alive(int(entry.name.rpartition("-")[2])):
+            if target.exists():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                os.rename(entry, target)
 
 
 def _is_alive(pid: int) -> bool:

@@ -121,10 +121,24 @@ def as_batch(spec: TensorSpec, values: Any) -> NDArray[Any]:
         wanted = " or ".join(str(list(shape)) for shape in fits)
         raise FeedError(f"{spec.name!r} has shape {list(array.shape)}; expected one sample of {wanted}, or a batch of them")
     array = array.reshape(len(array), *(array.shape[1:] if len(fits) == 1 else _known(sample, array)))
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array))[0][0])
-        raise FeedError(f"{spec.name!r} has a NaN or infinite value in sample {row}; remove or fill it first")
-    return np.ascontiguousarray(array, dtype=spec.dtype)
+    return convert(spec, array)
+
+
+def convert(spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
+    """`array` in the dtype of `spec`; FeedError if a value would be cut off, wrapped around or not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = np.array(array, dtype=spec.dtype, order="C")
+    if converted.dtype.kind == "f":
+        wrong = ~np.isfinite(converted)
+        problem = f"which is not a finite {spec.dtype}; remove or fill it first"
+    else:
+        wrong = converted != array
+        problem = f"which {spec.dtype} cannot hold exactly"
+    if wrong.any():
+        place = tuple(int(index) for index in np.argwhere(wrong)[0])
+        where = f"sample {place[0]}" if place else "it"
+        raise FeedError(f"{spec.name!r} has the value {array[place]} in {where}, {problem}")
+    return converted
 
 
 def _matches(shape: tuple[int, ...], dims: tuple[int | str, ...]) -> bool:

@@ -24,6 +24,7 @@ _CHILDREN: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
 }
 _LENGTH_DELIMITED = 2
+_DEEPEST = 100  # graphs within graphs; real ones have a handful
 
 
 def external_files(path: Path) -> set[str]:
@@ -38,7 +39,9 @@ def external_files(path: Path) -> set[str]:
                 raise BundleError(f"{path.name} is not a readable ONNX model: it is truncated or garbage") from error
 
 
-def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[str]:
+def _locations(data: mmap.mmap, start: int, end: int, message: str, depth: int = 0) -> Iterator[str]:
+    if depth > _DEEPEST:
+        raise IndexError("nested too deeply")
     children = _CHILDREN[message]
     for field, wire, begin, stop in _fields(data, start, end):
         child = children.get(field)
@@ -49,7 +52,7 @@ def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[
             if key == "location":
                 yield value
         else:
-            yield from _locations(data, begin, stop, child)
+            yield from _locations(data, begin, stop, child, depth + 1)
 
 
 def _entry(data: mmap.mmap, start: int, end: int) -> tuple[str, str]:

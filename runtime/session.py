@@ -43,13 +43,14 @@ class Session:
         threads: int | None = None,
         optimization: str = "all",
         strict: bool = False,
+        log_level: int = 3,
     ) -> None:
         self.signature = signature
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
         options.inter_op_num_threads = 1
         options.graph_optimization_level = OPTIMIZATION_LEVELS[optimization]
-        options.log_severity_level = 3  # errors only: they are raised, and warnings would litter an application's stderr
+        options.log_severity_level = log_level  # 3, errors: warnings would litter an application's stderr; 4 silences trials
         kind, providers = _providers_for(device)
         self._session = _create(path, options, providers)
         taken = self._session.get_providers()[0]

@@ -6,7 +6,6 @@ Exit 0: done. 1: the answer is no. 2: misuse or bad input, told in one line. 130
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import sys
 import traceback
@@ -67,9 +66,12 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit:
+        if (
+            type(sys.stdout).__name__ == "PacifyFlushWrapper"
+        ):  # click put it there: the reader of our output has gone, as with `| head`
+            return 0
+        raise
     except Exception as error:
         if debug:
             traceback.print_exc()

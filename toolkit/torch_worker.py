@@ -5,58 +5,58 @@ A catalogue network is built with fresh weights: latency does not depend on thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 
-def open_network(request: dict[str, Any]) -> Callable[[int], Callable[[], object]]:
-    import torch
+from architectures.catalog import find
+from architectures.raw_input import Preprocessing, build_network
+from exporters.source import find_source
+from runtime.errors import FeedError
 
-    from exporters.source import find_source
 
-    torch.set_num_threads(request["threads"])
-    if "source" in request:
-        network = find_source(request["source"])
-        module, inputs, axes, by_keyword = network.module, network.inputs, network.dynamic_axes, network.by_keyword
-    else:
-        module, name, example = _catalogue_network(request)
-        inputs, axes, by_keyword = {name: example}, {name: {0: "batch"}}, False
+class TorchTarget:
+    device = "cpu"
 
-    def prepare(batch: int) -> Callable[[], object]:
-        feeds = {name: _resized(tensor, axes.get(name, {}), batch) for name, tensor in inputs.items()}
+    def __init__(self, request: dict[str, Any]) -> None:
+        torch.set_num_threads(request["threads"])
+        self._by_keyword = False
+        if "source" in request:
+            network = find_source(request["source"])
+            self._module, self._by_keyword = network.module, network.by_keyword
+            self._inputs, self._axes = network.inputs, network.dynamic_axes
+        else:
+            architecture, about = find(request["architecture"]), request["preprocessing"]
+            config = architecture.configure(request["config"])
+            module, spec = build_network(architecture, config, about and Preprocessing.from_json(about))
+            self._module = module.eval()
+            self._inputs = {spec.name: torch.randn([dim if isinstance(dim, int) else 1 for dim in spec.shape])}
+            self._axes = {spec.name: {0: "batch"}}
+
+    def prepare(self, batch: int | None) -> Callable[[], object]:
+        feeds = {name: _resized(tensor, self._axes.get(name, {}), batch) for name, tensor in self._inputs.items()}
 
         def call() -> object:
             with torch.inference_mode():
-                return module(**feeds) if by_keyword else module(*feeds.values())
+                return self._module(**feeds) if self._by_keyword else self._module(*feeds.values())
 
         return call
 
-    return prepare
 
-
-def _catalogue_network(request: dict[str, Any]) -> tuple[Any, str, Any]:
-    import torch
-
-    from architectures.catalog import find
-    from architectures.raw_input import Preprocessing, build_network
-
-    architecture = find(request["architecture"])
-    about = request["preprocessing"]
-    module, spec = build_network(
-        architecture, architecture.configure(request["config"]), about and Preprocessing.from_json(about)
-    )
-    return module.eval(), spec.name, torch.randn([dim if isinstance(dim, int) else 1 for dim in spec.shape])
-
-
-def _resized(tensor: Any, axes: Any, batch: int) -> Any:
-    for axis, name in axes.items():
-        if name == "batch":
-            rows = [index % tensor.shape[axis] for index in range(batch)]
-            return tensor.index_select(axis, tensor.new_tensor(rows).long())
+def _resized(tensor: Tensor, axes: Mapping[int, str], batch: int | None) -> Tensor:
+    """`tensor` repeated or cut to `batch` along its batch axis; without one it must have that size already."""
+    axis = next((axis for axis, name in axes.items() if name == "batch"), None)
+    if axis is not None:
+        rows = torch.arange(batch or 1) % tensor.shape[axis]
+        return tensor.index_select(axis, rows)
+    if not axes and batch is not None and tensor.ndim and tensor.shape[0] != batch:
+        raise FeedError(f"this network has a fixed batch of {tensor.shape[0]}; batch {batch} cannot be run")
     return tensor
 
 
 if __name__ == "__main__":
     from runtime.bench import serve
 
-    serve(open_network)
+    serve(TorchTarget)

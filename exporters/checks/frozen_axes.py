@@ -11,53 +11,71 @@ from collections.abc import Iterator
 from onnx import numpy_helper
 
 from runtime.errors import EdgekitError
-from runtime.feeds import batch_axis_of, example_feeds
+from runtime.feeds import example_feeds
 from runtime.session import Session
 from runtime.signature import bind_sizes
 
 from ..finding import Finding, Graph, Rule
-from ..graph import missing_external
 
-_SIZES = (2, 3, 5)
+_STEPS = (1, 2, 3)  # how far beyond its base size an axis is moved
+_BASES = (2, 8, 32, 224)  # tried in turn where no size is known to work: images are large, batches small
 
 
 def run(graph: Graph) -> Iterator[Finding]:
     signature = graph.signature
-    if signature is None or missing_external(graph.path):
+    if signature is None or not graph.complete:
         return
     if not signature.dynamic_axes:
         shown = ", ".join(map(str, signature.inputs))
-        yield Finding(
-            "frozen-axes",
-            "info",
-            "",
-            f"every input size is fixed ({shown})",
-            "export with a dynamic batch axis if the device varies it",
-        )
+        fix = "export with a dynamic batch axis if the device varies it"
+        yield Finding("frozen-axes", "info", "", f"every input size is fixed ({shown})", fix)
         return
     try:
-        session = Session(graph.path, signature, device="cpu", optimization="basic")
+        session = Session(graph.path, signature, device="cpu", optimization="basic", log_level=4)
     except EdgekitError as error:
-        yield Finding("frozen-axes", "error", "", str(error), "upgrade onnxruntime, or export for the version that is there")
+        fix = "upgrade onnxruntime, or export for the version that is there"
+        yield Finding("frozen-axes", "error", "", str(error), fix)
         return
-    axis = batch_axis_of(signature) or signature.dynamic_axes[0]
-    for size in _SIZES:
-        sizes = dict.fromkeys(signature.dynamic_axes, _SIZES[0]) | {axis: size}
-        feeds = example_feeds(signature, sizes)
-        try:
-            outputs = session.run(feeds)
-            for spec in signature.outputs:
-                bind_sizes(spec, outputs[spec.name], dict(sizes))
-        except EdgekitError as error:
-            culprit = _constant_reshape(graph)
-            yield Finding(
-                "frozen-axes",
-                "error",
-                culprit or axis,
-                f"axis {axis!r} is declared dynamic but fails at {size}: {str(error)[:200]}",
-                "let the network read the size from its input (x.flatten(1), x.shape[0]) instead of a number",
-            )
-            return
+    known = [dict(graph.sizes)] if graph.sizes else [dict.fromkeys(signature.dynamic_axes, size) for size in _BASES]
+    base = next((sizes for sizes in known if _runs(session, sizes)), None)
+    if base is None:
+        fix = "name the sizes it takes when it is exported"
+        reason = f"it runs at none of the sizes tried ({_fault(session, known[0])}), so its axes are unproved"
+        culprit = _constant_reshape(graph)
+        yield Finding("frozen-axes", "error" if culprit or graph.sizes else "warning", culprit, reason[:300], fix)
+        return
+    for axis in signature.dynamic_axes:
+        for step in (0, *_STEPS):
+            size = base[axis] + step
+            if fault := _fault(session, base | {axis: size}):
+                yield Finding(
+                    "frozen-axes",
+                    "error",
+                    _constant_reshape(graph) or axis,
+                    f"axis {axis!r} is declared dynamic but fails at {size}: {fault[:200]}",
+                    "let the network read the size from its input (x.flatten(1), x.shape[0]) instead of a number",
+                )
+                break
+
+
+def _runs(session: Session, sizes: dict[str, int]) -> bool:
+    try:
+        session.run(example_feeds(session.signature, sizes))
+    except EdgekitError:
+        return False
+    return True
+
+
+def _fault(session: Session, sizes: dict[str, int]) -> str | None:
+    """Why the graph does not run at these sizes, or gives shapes other than declared; None if it does well."""
+    bound = dict(sizes)
+    try:
+        outputs = session.run(example_feeds(session.signature, sizes))
+        for spec in session.signature.outputs:
+            bind_sizes(spec, outputs[spec.name], bound)
+    except EdgekitError as error:
+        return str(error)
+    return None
 
 
 def _constant_reshape(graph: Graph) -> str:

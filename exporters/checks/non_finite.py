@@ -9,13 +9,13 @@ import onnx
 from onnx import numpy_helper
 
 from ..finding import Finding, Graph, Rule
-from ..graph import graphs_of, missing_external
+from ..graph import graphs_of
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
 
 
 def run(graph: Graph) -> Iterator[Finding]:
-    if missing_external(graph.path):
+    if not graph.complete:
         return
     for inner in graphs_of(graph.model):
         constants = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx
 
+from ..graph import copy_of
 from .quiet import quiet
 from .scheme import Request, Scheme
 
@@ -15,10 +16,8 @@ def apply(request: Request) -> onnx.ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     keep = [node.name for node in request.model.graph.node if request.narrowed and node.name not in request.nodes]
-    copied = onnx.ModelProto()
-    copied.CopyFrom(request.model)
     with quiet():
-        return convert_float_to_float16(copied, keep_io_types=True, node_block_list=keep)
+        return convert_float_to_float16(copy_of(request.model), keep_io_types=True, node_block_list=keep)
 
 
 SCHEME = Scheme(

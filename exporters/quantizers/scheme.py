@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 
+from ..graph import copy_of
+
 # CPUs with AVX2 and no VNNI add two products of uint8 and int8 in 16 bits, which overflow: on such a machine a plain MLP was
 # 10–16 % wrong with eight-bit weights and 1.5 % with seven-bit ones. Seven bits cannot overflow on any CPU.
 REDUCED_RANGE = True
@@ -53,8 +55,7 @@ class Scheme:
 
 def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which every node has a unique name: quantizers pick nodes by it."""
-    copied = onnx.ModelProto()
-    copied.CopyFrom(model)
+    copied = copy_of(model)
     seen: set[str] = set()
     for index, node in enumerate(copied.graph.node):
         if not node.name or node.name in seen:

@@ -143,7 +143,7 @@ def test_the_tolerance_is_the_networks_own_rounding_error() -> None:
         ("number_input", "example input 'right' of .* is a int; expected a tensor"),
         ("wrong_axis", r"dynamic_axes of 'left' has 5: 'batch'"),
         ("wrong_example", "fails on its own example inputs: RuntimeError"),
-        ("not_a_number", "NaN or infinite values in the original itself"),
+        ("not_a_number", "NaN values in the original itself"),
         ("data_dependent", "cannot be traced"),
     ],
 )

@@ -45,7 +45,7 @@ def test_one_sample_and_batches_become_a_batch(spec: TensorSpec, given: tuple, e
         (COLUMNS, np.zeros(3), "expected one sample of"),
         (COLUMNS, ["a", "b", "c", "d"], "expected numbers"),
         (COLUMNS, [[1, 2, 3, 4], [1, 2]], "same shape"),
-        (COLUMNS, np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), "NaN or infinite value in sample 1"),
+        (COLUMNS, np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), "has the value nan in sample 1, which is not a finite float32"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(spec: TensorSpec, values: object, message: str) -> None:

@@ -43,7 +43,9 @@ def test_a_graph_that_answers_otherwise_is_not_verified(bundle: Path) -> None:
         (np.zeros((2, 3)), np.zeros((2, 2)), "shape"),
         (np.zeros(2, np.float32), np.zeros(2), "dtype"),
         (np.zeros(2), np.array([0, np.nan]), "reference has NaN"),
-        (np.array([0, np.inf]), np.zeros(2), "came out"),
+        (np.array([0, np.nan]), np.zeros(2), "NaN values came out"),
+        (np.array([0, np.inf]), np.zeros(2), "needs a tolerance of inf"),
+        (np.array([0, np.inf]), np.array([0, -np.inf]), "needs a tolerance of inf"),
         (np.array([0.0, 0.2]), np.zeros(2), "needs a tolerance of 2.00e-01"),
     ],
 )
@@ -51,6 +53,10 @@ def test_every_kind_of_difference_is_named(actual: np.ndarray, reference: np.nda
     result = compare("g", "y", actual, reference, 0.1)
     assert not result
     assert problem in str(result.problem)
+
+
+def test_the_same_infinities_agree() -> None:
+    assert compare("g", "y", np.array([-np.inf, 1.0]), np.array([-np.inf, 1.0]), 0.0)
 
 
 def test_an_empty_output_agrees_with_an_empty_one() -> None:

@@ -49,8 +49,8 @@ class LeNetConfig:
     classes: int = 10
 
     def __post_init__(self) -> None:
-        if _side_after_convolutions(self.image_size) < 1:
-            raise OptionError(f"image_size is {self.image_size}, but LeNet-5 needs at least 16 pixels")
+        if not 16 <= self.image_size <= 1024:
+            raise OptionError(f"image_size is {self.image_size}, but LeNet-5 needs at least 16 pixels, and 1024 at most")
         if self.in_channels < 1 or self.classes < 2:
             raise OptionError(f"in_channels {self.in_channels} must be 1 or more and classes {self.classes} 2 or more")
 

@@ -2,7 +2,7 @@
 
 run.json             architecture, configuration, preprocessing, labels, data, recipe, metrics, status
 weights.safetensors  the weights that were kept
-checkpoint.safetensors, lock   only while training (see toolkit/training)
+checkpoint.safetensors   only while training (see toolkit/training)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Run:
             data["preprocessing"] = Preprocessing.from_json(data["preprocessing"])
             data["labels"] = None if data["labels"] is None else tuple(data["labels"])
             return cls(**data)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SourceError(f"{path} is damaged ({error!r}); train again") from None
 
     def build(self) -> tuple[nn.Module, TensorSpec]:

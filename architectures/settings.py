@@ -7,6 +7,7 @@ command line or as typed values from TOML; nothing is evaluated.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -32,19 +33,22 @@ def apply_settings(config: Config, settings: Mapping[str, Any], *, kind: str = "
     """A copy of `config` with `settings` applied; a dotted key reaches into a nested dataclass."""
     types_of = typing.get_type_hints(type(config))
     changes: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}  # applied whole, so that values that only make sense together can be set together
     for key, value in settings.items():
         head, _, rest = key.partition(".")
         if head not in types_of:
             raise UnknownName.of(kind, key, _all_keys(config))
-        if rest or isinstance(value, Mapping):
-            nested = changes.get(head, getattr(config, head))
-            if not dataclasses.is_dataclass(nested):
-                raise OptionError(f"{kind} {head!r} is a single value; it has no {rest or 'section'!r} inside")
-            changes[head] = apply_settings(nested, {rest: value} if rest else value, kind=kind)
-        elif dataclasses.is_dataclass(getattr(config, head)):
+        is_section = dataclasses.is_dataclass(getattr(config, head))
+        if is_section and (rest or isinstance(value, Mapping)):
+            sections.setdefault(head, {}).update({rest: value} if rest else value)
+        elif is_section:
             raise OptionError(f"{kind} {head!r} is a section; set one of its keys: {', '.join(_all_keys(config, head))}")
+        elif rest or isinstance(value, Mapping):
+            raise OptionError(f"{kind} {head!r} is a single value; it has no {rest or 'section'!r} inside")
         else:
             changes[head] = _convert(key, value, types_of[head])
+    for head, inner in sections.items():
+        changes[head] = apply_settings(getattr(config, head), inner, kind=kind)
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
@@ -83,8 +87,11 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
     if isinstance(value, bool) or (kind is int and isinstance(value, float)):
         raise _wrong_type(key, value, "a whole number" if kind is int else "a number")
     try:
-        return kind(value)
-    except (TypeError, ValueError):
+        number = kind(value)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
+    except (TypeError, ValueError, OverflowError):
         raise _wrong_type(key, value, "a whole number" if kind is int else "a number") from None
 
 

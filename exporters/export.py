@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from runtime.bundle import Bundle, GoldenEntry, GraphEntry, Manifest, Tolerance, lineage_step, pack_golden, write_bundle
 from runtime.errors import ParityRefused, SourceError
@@ -105,21 +106,22 @@ def export(
 def to_onnx(network: Exportable, *, opset: int) -> onnx.ModelProto:
     """Trace with torch.export and translate; what the tracer says is turned into one line."""
     inputs = _examples(network)
+    module, by_keyword = _traceable(network)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # the tracer logs its whole graph before it fails
         try:
             program = torch.onnx.export(
-                network.module,
-                () if network.by_keyword else tuple(inputs.values()),
-                kwargs=dict(inputs) if network.by_keyword else None,
+                module,
+                () if by_keyword else tuple(inputs.values()),
+                kwargs=dict(inputs) if by_keyword else None,
                 dynamo=True,
                 verbose=False,
                 opset_version=opset,
                 input_names=list(inputs),
                 output_names=list(network.output_names),
-                dynamic_shapes=_dynamic_shapes(network),
+                dynamic_shapes=_dynamic_shapes(network, module, by_keyword),
             )
         except Exception as error:
             raise SourceError(f"{network.name} cannot be traced: {_advice(error)}") from error
@@ -191,16 +193,32 @@ def _runnable_cases(
     return runnable, tuple(skipped)
 
 
-def _dynamic_shapes(network: Exportable) -> Any:
-    """The dynamic axes in the nesting of forward's parameters: *args is one tuple, **kwargs one dict."""
-    shapes = {name: dict(network.dynamic_axes.get(name, {})) for name in network.inputs}
+class _ByPosition(nn.Module):
+    """A module that takes **keywords, as one that takes positions: torch.export cannot give the former dynamic axes."""
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.names = names
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.module(**dict(zip(self.names, tensors, strict=True)))
+
+
+def _traceable(network: Exportable) -> tuple[nn.Module, bool]:
+    """The module to trace, and whether it is called by keyword."""
     parameters = inspect.signature(network.module.forward).parameters.values()
-    if network.by_keyword:
-        gather = next((item.name for item in parameters if item.kind is item.VAR_KEYWORD), None)
-        own = {item.name for item in parameters}
-        named = {name: shape for name, shape in shapes.items() if name in own}
-        rest = {name: shape for name, shape in shapes.items() if name not in own}
-        return named | ({gather: rest} if gather and rest else rest)
+    if network.by_keyword and any(item.kind is item.VAR_KEYWORD for item in parameters):
+        return _ByPosition(network.module, tuple(network.inputs)).eval(), False
+    return network.module, network.by_keyword
+
+
+def _dynamic_shapes(network: Exportable, module: nn.Module, by_keyword: bool) -> Any:
+    """The dynamic axes in the nesting of forward's parameters, where *args is one tuple."""
+    shapes = {name: dict(network.dynamic_axes.get(name, {})) for name in network.inputs}
+    if by_keyword:
+        return shapes
+    parameters = inspect.signature(module.forward).parameters.values()
     plain = sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
     values = tuple(shapes.values())
     return (*values[:plain], values[plain:]) if len(values) > plain else values

@@ -68,9 +68,9 @@ def new_directory(target: Path, *, force: bool = False, marker: str) -> Iterator
     `marker` is the file that tells a directory of ours, the only kind that `force` replaces.
     """
     target = Path(os.path.abspath(target))
-    refuse_existing(target, force=force, marker=marker)
     home = next(parent for parent in target.parents if parent.is_dir())
     _restore_replaced(home, target)
+    refuse_existing(target, force=force, marker=marker)
     _remove_leftovers(home, target)
     aside = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=home))
     try:

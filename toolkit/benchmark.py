@@ -8,6 +8,7 @@ from typing import Any
 from runtime.bench import BenchReport, Variant, bundle_variant
 from runtime.bundle import Bundle
 from runtime.errors import OptionError
+from runtime.feeds import batch_axis_of, natural_batch
 from runtime.statistics import Estimate
 
 from .console import size_text, table, time_text
@@ -22,6 +23,13 @@ def bundle_variants(paths: tuple[str, ...], *, device: str, threads: int) -> lis
         name = Path(path).name
         names.append(name if name not in names else f"{name}#{len(names) + 1}")
     return [bundle_variant(path, name=name, device=device, threads=threads) for path, name in zip(paths, names, strict=True)]
+
+
+def default_batches(paths: tuple[str, ...]) -> tuple[int, ...]:
+    """1, 8 and 32, or the only batch that a graph with fixed sizes takes."""
+    signatures = [Bundle.open(path).graph()[1].signature for path in paths]
+    fixed = [natural_batch(signature) for signature in signatures if batch_axis_of(signature) is None]
+    return (fixed[0],) if fixed else (1, 8, 32)
 
 
 def torch_variant(bundle_path: str, versus: str, *, threads: int) -> Variant:
@@ -71,6 +79,7 @@ def bench_table(report: BenchReport) -> str:
     costs = [
         [
             item.variant,
+            item.device,
             "–" if item.file_bytes is None else size_text(item.file_bytes),
             f"{item.load_ms:.0f} ms",
             f"{item.cold_start_ms:.0f} ms",
@@ -79,7 +88,7 @@ def bench_table(report: BenchReport) -> str:
         ]
         for item in report.footprints
     ]
-    third = table(["variant", "file", "load", "cold start", "peak memory", "of it model"], costs)
+    third = table(["variant", "device", "file", "load", "cold start", "memory", "of it model"], costs)
     machine = report.machine
     limit = f", cgroup limit {machine['cgroup_cpus']:g}" if machine["cgroup_cpus"] else ""
     governor = f", governor {machine['governor']}" if machine["governor"] else ""

@@ -67,9 +67,8 @@ def run(arguments: list[str]) -> int:
         click.echo("interrupted", err=True)
         return 130
     except SystemExit:
-        if (
-            type(sys.stdout).__name__ == "PacifyFlushWrapper"
-        ):  # click put it there: the reader of our output has gone, as with `| head`
+        # click wraps stdout like this when the reader of our output has gone, as with `| head`
+        if "PacifyFlushWrapper" in type(sys.stdout).__name__:
             return 0
         raise
     except Exception as error:

@@ -108,10 +108,10 @@ def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
 def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration | None]:
     """How to judge variants of `bundle`, and samples to calibrate on. Without labels: agreement with `bundle` itself."""
     found = data_for(bundle, path)
-    spec = bundle.graph()[1].signature.inputs[0]
     if found is not None:
+        spec = bundle.graph()[1].signature.inputs[0]
         metric = METRICS[bundle.manifest.task]
-        rows = as_batch(spec, found.train.inputs[:_CALIBRATION_ROWS])
+        rows = as_batch(spec, found.train.inputs[_spread(len(found.train))])
         quality = Quality(
             metric,
             lambda variant: metric.compute(predict_all(variant, found.test.inputs), found.test.targets),
@@ -120,17 +120,15 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         return quality, lambda: ({spec.name: part} for part in _parts(rows, _row_limit(bundle)))
     feeds = load_feeds(Path(path), bundle.graph()[1].signature) if path else None
     batches = list(_feed_parts(bundle, feeds)) if feeds else [inputs for _, inputs, _ in bundle.goldens()]
-    reference = [_first_output(bundle, inputs) for inputs in batches]
+    reference = _outputs(bundle, batches)
     metric = METRICS["tensors"]
 
     def measure(variant: Bundle) -> float:
-        outputs = [_first_output(variant, inputs) for inputs in batches]
-        return metric.compute(
-            np.concatenate([array.ravel() for array in outputs]), np.concatenate([array.ravel() for array in reference])
-        )
+        """Agreement of the output that agrees least."""
+        return min(metric.compute(values, reference[name]) for name, values in _outputs(variant, batches).items())
 
     where = f"the samples of {Path(path).name}" if path else "the goldens' inputs"
-    return Quality(metric, measure, f"agreement with fp32 on {where}"), (lambda: iter(batches)) if feeds else None
+    return Quality(metric, measure, f"{where}, against fp32"), (lambda: iter(batches)) if feeds else None
 
 
 def _split(data: Dataset, recorded: Any) -> BundleData:
@@ -142,19 +140,30 @@ def _split(data: Dataset, recorded: Any) -> BundleData:
 
 
 def _with_labels_of(bundle: Bundle, data: Dataset, path: str) -> Dataset:
-    """`data` with its class numbers in the bundle's order of labels."""
-    labels = bundle.manifest.labels
-    if data.task != "classification" or labels is None or data.labels == labels or data.labels is None:
+    """`data` with its class numbers in the bundle's order of labels; without labels, classes are numbers already."""
+    if data.task != "classification" or data.labels is None:
         return data
+    labels = bundle.manifest.labels
+    if labels is None:
+        classes = bundle.graph()[1].signature.outputs[0].shape[-1]
+        labels = tuple(map(str, range(classes if isinstance(classes, int) else 0)))
     if unknown := [label for label in data.labels if label not in labels]:
         raise DataError(f"{path} has the class {unknown[0]!r}, which the network does not know; it knows: {', '.join(labels)}")
     numbers = np.array([labels.index(label) for label in data.labels], dtype=np.int64)
     return replace(data, targets=numbers[data.targets], labels=labels)
 
 
-def _first_output(bundle: Bundle, inputs: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def _outputs(bundle: Bundle, batches: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Every output over all batches, flat."""
     _, graph = bundle.graph()
-    return Session(bundle.graph_path(), graph.signature, device="cpu").run(inputs)[graph.signature.outputs[0].name]
+    session = Session(bundle.graph_path(), graph.signature, device="cpu")
+    runs = [session.run(inputs) for inputs in batches]
+    return {name: np.concatenate([run[name].ravel() for run in runs]) for name in runs[0]}
+
+
+def _spread(rows: int) -> NDArray[np.int64]:
+    """Evenly spaced rows to calibrate on: data sorted by class must not show its first classes only."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, _CALIBRATION_ROWS)).astype(np.int64))
 
 
 def _feed_parts(bundle: Bundle, feeds: dict[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:

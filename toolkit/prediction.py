@@ -31,6 +31,8 @@ def run_file(
     if output or model.task == "tensors":
         return _run_tensors(model, Path(path), output)
     prediction = model.predict(_read(model, Path(path)))
+    if not len(prediction):
+        raise DataError(f"{path} holds no samples; expected at least one")
     return prediction_lines(prediction), _document(prediction)
 
 
@@ -66,6 +68,8 @@ def _run_tensors(model: Model, path: Path, output: str | None) -> tuple[list[str
     else:
         feeds = load_feeds(path, signature)  # says which arrays are expected
     outputs = model.run(feeds)
+    if not all(array.size for array in outputs.values()):
+        raise DataError(f"{path} holds no samples; expected at least one")
     lines = [
         f"{name}: {array.dtype}{list(array.shape)}  mean {array.mean():.6g}  min {array.min():.6g}  max {array.max():.6g}"
         for name, array in outputs.items()

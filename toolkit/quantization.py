@@ -24,7 +24,7 @@ def quantize_path(
     data: str | None,
     max_drop: float | None,
     for_size: bool,
-    batch: int,
+    batch: int | None,
     threads: int,
     force: bool,
     progress: Callable[[str], None],

@@ -59,6 +59,20 @@ def test_a_graph_with_if_and_a_scalar_input(tmp_path: Path) -> None:
     np.testing.assert_array_equal(runtime.load(report.bundle.root).run({"x": x, "c": np.array(False)})["y"], np.abs(x))
 
 
+def test_an_axis_of_minus_one_is_dynamic(tmp_path: Path) -> None:
+    model = gemm_model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    (spec,) = adopt(save(model, tmp_path / "g.onnx"), tmp_path / "g.bundle").bundle.graph()[1].signature.inputs
+    assert spec.shape == ("x_0", 4)
+
+
+def test_a_random_graph_is_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["noise"]), helper.make_node("Add", ["x", "noise"], ["y"])]
+    model = make_model(nodes, outputs={"y": (FLOAT, ["batch", 4])})
+    with pytest.raises(SourceError, match="differs between two runs"):
+        adopt(save(model, tmp_path / "r.onnx"), tmp_path / "r.bundle")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"", "not a readable ONNX model"), (b"garbage in, garbage out", "not a readable ONNX model")],

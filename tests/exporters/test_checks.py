@@ -155,6 +155,33 @@ def test_missing_external_data_is_one_error_among_the_other_checks(tmp_path: Pat
     assert [(finding.rule, finding.node) for finding in errors] == [("external-data", "w.data")]
 
 
+def test_cut_and_outside_external_data_are_findings(tmp_path: Path) -> None:
+    onnx.save(gemm_model(), str(tmp_path / "m.onnx"), save_as_external_data=True, location="w.data", size_threshold=0)
+    (tmp_path / "w.data").write_bytes(b"1234")
+    assert "a weights file is shorter" in check(tmp_path / "m.onnx").findings[0].reason
+    (tmp_path / "w.data").unlink()
+    (tmp_path / "w.data").symlink_to("/etc/hostname")
+    assert "outside the model's folder" in check(tmp_path / "m.onnx").findings[0].reason
+
+
+def test_a_network_with_moving_height_and_width_passes(tmp_path: Path) -> None:
+    from exporters.export import export
+    from exporters.source import find_source
+
+    path = Path(__file__).with_name("user_networks.py")
+    report = export(find_source(f"{path}:normed"), tmp_path / "x.bundle")
+    assert check(report.bundle.root)
+
+
+@pytest.mark.parametrize("frozen", ["batch", "time"])
+def test_every_axis_is_tried_not_only_the_batch(frozen: str, tmp_path: Path) -> None:
+    shape = np.array([2, -1] if frozen == "batch" else [-1, 2], np.int64)
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    sides = (FLOAT, ["batch", "time"])
+    model = make_model([node], {"shape": shape}, inputs={"x": sides}, outputs={"y": sides})
+    assert any(repr(frozen) in item.reason for item in findings(model, tmp_path, "frozen-axes"))
+
+
 @pytest.mark.parametrize("content", [b"", b"not onnx at all"])
 def test_what_is_not_onnx_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(content)

@@ -87,6 +87,33 @@ def test_convolution_with_moving_height_and_width(tmp_path: Path) -> None:
     assert any("height=1" in text for text in report.refused_by_reference)  # PyTorch itself refuses a 1-pixel image
 
 
+@pytest.mark.parametrize("name", ["any_inputs", "any_keywords", "scalar_input", "masked", "same_name", "lstm"])
+def test_networks_of_many_forms_are_exported(name: str, tmp_path: Path) -> None:
+    network = user(name)
+    report = export(network, tmp_path / "x.bundle")
+    signature = report.bundle.graph()[1].signature
+    inputs = fresh_inputs(signature, {key: tensor.numpy() for key, tensor in network.inputs.items()}, {"batch": 9}, seed=5)
+    expected = network.call({key: torch.from_numpy(array) for key, array in inputs.items()})
+    actual = runtime.load(report.bundle.root).run(inputs)
+    for output, tensor in expected.items():
+        np.testing.assert_allclose(actual[output], tensor.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_whole_numbers_must_be_equal(tmp_path: Path) -> None:
+    assert export(user("whole_numbers"), tmp_path / "x.bundle").tolerance["output"].allowed == 0
+
+
+def test_the_precision_is_that_of_the_weights(tmp_path: Path) -> None:
+    assert export(user("double_precision"), tmp_path / "x.bundle").bundle.manifest.precision == "fp64"
+
+
+def test_what_a_users_code_prints_stays_out_of_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    user("prints")
+    printed = capsys.readouterr()
+    assert "HELLO" not in printed.out
+    assert "HELLO" in printed.err
+
+
 def test_a_batch_written_as_a_number_is_refused_when_declared_dynamic(tmp_path: Path) -> None:
     with pytest.raises((ParityRefused, SourceError), match=r"batch|x"):
         export(user("baked"), tmp_path / "x.bundle")
@@ -144,7 +171,17 @@ def test_the_tolerance_is_the_networks_own_rounding_error() -> None:
         ("wrong_axis", r"dynamic_axes of 'left' has 5: 'batch'"),
         ("wrong_example", "fails on its own example inputs: RuntimeError"),
         ("not_a_number", "NaN values in the original itself"),
-        ("data_dependent", "cannot be traced"),
+        ("data_dependent", r"cannot be traced: its forward branches on values .* use torch.where"),
+        ("random_numbers", "differs between two runs on the same inputs.*remove the randomness"),
+        ("unstable", "changes by .* with rounding alone"),
+        ("leaves", "raised SystemExit"),
+        ("one_logit", "expected .batch, classes. with 2 or more"),
+        ("few_labels", "there are 1 labels but .* has 3 classes"),
+        ("wide_regression", "expected .batch. or .batch, 1."),
+        ("bfloat16", "has dtype torch.bfloat16"),
+        ("nothing_in_it", "has no elements"),
+        ("listed_axes", "expected e.g. {'x': {0: 'batch'}}"),
+        ("labels_number", "expected a list of names"),
     ],
 )
 def test_a_users_mistake_is_told_in_one_line(name: str, message: str, tmp_path: Path) -> None:
@@ -162,6 +199,7 @@ def test_a_users_mistake_is_told_in_one_line(name: str, message: str, tmp_path: 
         (f"{FILE}", SourceError, r"name the function that builds the network: .*user_networks.py:build"),
         (f"{FILE}:tuple_input", UnknownName, "did you mean 'tuple_inputs'"),
         ("no/such/file.py:build", SourceError, "there is no file"),
+        (":build", SourceError, "is not understood"),
         ("no.such.module:build", SourceError, "there is no module 'no.such.module'"),
         (f"{FILE}:wrong_option", UnknownName, "did you mean 'dynamic_axes'"),
         (f"{FILE.parent}", SourceError, "directory without run.json"),

@@ -121,6 +121,35 @@ def test_quality_is_held_to_the_budget_and_nan_never_passes() -> None:
     assert kept(EVEN, after=95.0)
 
 
+def test_the_output_that_suffers_most_decides(tmp_path: Path) -> None:
+    from exporters.export import export
+    from exporters.source import find_source
+    from toolkit.evaluation import quality_for
+
+    bundle = export(find_source(f"{Path(__file__).with_name('user_networks.py')}:two_heads"), tmp_path / "t.bundle").bundle
+    quality, _ = quality_for(bundle, None)
+    with pytest.raises(MeasuredRefusal, match="agreement drops"):
+        quantize(bundle, tmp_path / "q.bundle", scheme="int8-dynamic", quality=quality, budget=Budget(for_size=True), threads=1)
+
+
+def test_a_conversion_that_crashes_onnxruntime_is_a_refusal(tmp_path: Path) -> None:
+    from exporters.export import export
+    from exporters.source import find_source
+    from toolkit.evaluation import quality_for
+
+    bundle = export(find_source(f"{Path(__file__).with_name('user_networks.py')}:lstm"), tmp_path / "l.bundle").bundle
+    quality, _ = quality_for(bundle, None)
+    try:
+        report = quantize(
+            bundle, tmp_path / "q.bundle", scheme="fp16", quality=quality, budget=Budget(for_size=True), threads=1
+        )
+    except QuantizationRefused as refusal:
+        assert "fp16" in str(refusal)
+        assert not (tmp_path / "q.bundle").exists()
+    else:  # an onnxruntime that has mended it
+        assert report.metric_after > 95
+
+
 def test_operator_types_can_be_chosen(tmp_path: Path) -> None:
     model = with_node_names(wide_model())
     decisions = decide(SCHEMES["int8-static"], model, ("MatMul",), ())

@@ -146,3 +146,151 @@ def wrong_axis():
 
 def wrong_example():
     return TwoInputs(), (torch.randn(2, 5), torch.randn(2, 5))
+
+
+class Random(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+def random_numbers():
+    return Random(), (torch.randn(2, 4),)
+
+
+class Unstable(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1 / ((x + 1e8) - 1e8 - x + 1e-9)
+
+
+def unstable():
+    return Unstable(), (torch.randn(2, 4),)
+
+
+class ArgMax(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.argmax(-1)
+
+
+def whole_numbers():
+    return ArgMax(), (torch.randn(2, 4),)
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x > 0, float("-inf"))
+
+
+def masked():
+    return Masked(), (torch.randn(2, 4),)
+
+
+class Gather(nn.Module):
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return xs[0] - xs[1]
+
+
+def any_inputs():
+    return Gather(), (torch.randn(2, 4), torch.randn(2, 4))
+
+
+class GatherKeywords(nn.Module):
+    def forward(self, **xs: torch.Tensor) -> torch.Tensor:
+        return xs["a"] - xs["b"]
+
+
+def any_keywords():
+    return GatherKeywords(), {"a": torch.randn(2, 4), "b": torch.randn(2, 4)}
+
+
+class SameName(nn.Module):
+    def forward(self, output: torch.Tensor) -> torch.Tensor:
+        return output * 2
+
+
+def same_name():
+    return SameName(), (torch.randn(2, 4),)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+
+def scalar_input():
+    return Scaled(), (torch.randn(2, 4), torch.tensor(3.0)), {"dynamic_axes": {"x": {0: "batch"}}}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0][:, -1]
+
+
+def lstm():
+    return Recurrent(), (torch.randn(2, 5, 8),)
+
+
+class TwoHeads(nn.Module):
+    """The first output survives int8; the second is a difference of near equals, which does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, self.body(x) + 100 - 100 - x @ self.body.weight.T.round(decimals=2)
+
+
+def two_heads():
+    return TwoHeads(), (torch.randn(4, 64),)
+
+
+def leaves():
+    raise SystemExit(0)
+
+
+def prints():
+    print("HELLO")
+    return TwoInputs(), (torch.randn(2, 4), torch.randn(2, 4))
+
+
+def one_logit():
+    return nn.Linear(4, 1), (torch.randn(2, 4),), {"task": "classification"}
+
+
+def few_labels():
+    return nn.Linear(4, 3), (torch.randn(2, 4),), {"task": "classification", "labels": ["a"]}
+
+
+def wide_regression():
+    return nn.Linear(4, 3), (torch.randn(2, 4),), {"task": "regression"}
+
+
+def four_classes():
+    network = nn.Linear(4, 4, bias=False)
+    network.weight.data = torch.eye(4)
+    return network, (torch.randn(2, 4),), {"task": "classification"}
+
+
+def double_precision():
+    return nn.Linear(4, 3).double(), (torch.randn(2, 4).double(),)
+
+
+def bfloat16():
+    return nn.Linear(4, 3).bfloat16(), (torch.randn(2, 4).bfloat16(),)
+
+
+def nothing_in_it():
+    return nn.Linear(4, 3), (torch.randn(0, 4),)
+
+
+def listed_axes():
+    return nn.Linear(4, 3), (torch.randn(2, 4),), {"dynamic_axes": {"input": [0]}}
+
+
+def labels_number():
+    return nn.Linear(4, 3), (torch.randn(2, 4),), {"task": "classification", "labels": 3}

@@ -121,6 +121,46 @@ def test_a_manifest_without_a_field_says_so(bundle: Path, field: str) -> None:
         Bundle.open(bundle)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document["goldens"][0].update(graph="other"),
+        lambda document: document["tolerance"].clear(),
+        lambda document: document["tolerance"]["model"].clear(),
+        lambda document: document["graphs"].clear(),
+        lambda document: document["files"]["model.onnx"].pop("bytes"),
+        lambda document: document.update(files=[]),
+        lambda document: document.update(format=0),
+        lambda document: document.update(format="1"),
+        lambda document: document.update(task="cooking"),
+        lambda document: document["graphs"]["model"].update(signature={}),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(bundle: Path, change: object) -> None:
+    reseal(bundle, change)
+    with pytest.raises(BundleError, match=r"manifest\.json|task"):
+        Bundle.open(bundle)
+
+
+def test_a_golden_that_is_not_one_is_refused(bundle: Path) -> None:
+    import hashlib
+    import pickle
+
+    path = bundle / "goldens" / "model-0.npz"
+    path.write_bytes(pickle.dumps({"input.x": 1}))
+    entry = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
+    reseal(bundle, lambda document: document["files"].update({"goldens/model-0.npz": entry}))
+    with pytest.raises(BundleError, match="is not a golden"):
+        list(Bundle.open(bundle).goldens())
+
+
+def test_a_manifest_that_is_a_link_to_elsewhere_is_refused(bundle: Path, tmp_path: Path) -> None:
+    shutil.move(bundle / MANIFEST, tmp_path / "elsewhere.json")
+    os.symlink(tmp_path / "elsewhere.json", bundle / MANIFEST)
+    with pytest.raises(BundleError, match="leaves the bundle"):
+        Bundle.open(bundle)
+
+
 def test_what_is_not_a_bundle_says_so(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="no bundle at"):
         Bundle.open(tmp_path / "nowhere")

@@ -48,6 +48,21 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
     assert alive.exists()
 
 
+def test_what_was_being_replaced_when_the_process_was_killed_comes_back(tmp_path: Path) -> None:
+    old = tmp_path / ".new.replaced-999999999"
+    old.mkdir()
+    (old / "m").write_text("old")
+    with pytest.raises(OutputExists), new_directory(tmp_path / "new", marker="m"):
+        pass
+    assert (tmp_path / "new" / "m").read_text() == "old"
+
+
+def test_partial_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".file.partial-999999999-abc").write_text("half")
+    write_file(tmp_path / "file", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_is_replaced_in_one_step_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "file"
     write_file(target, "old")

@@ -53,6 +53,22 @@ def test_values_that_do_not_fit_are_refused(spec: TensorSpec, values: object, me
         as_batch(spec, values)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        ("int64", 1.7, "int64 cannot hold exactly"),
+        ("uint8", -1, "uint8 cannot hold"),
+        ("uint8", 300, "uint8 cannot hold"),
+        ("float32", 1e300, "not a finite"),
+    ],
+)
+def test_values_are_never_cut_or_wrapped(dtype: str, value: float, message: str) -> None:
+    spec = TensorSpec("x", dtype, ("batch", 1))
+    with pytest.raises(FeedError, match=message):
+        as_batch(spec, np.array([[1], [value]]))
+    assert as_batch(spec, np.array([[1.0], [2.0]])).dtype == dtype
+
+
 def test_softmax_is_stable_and_sums_to_one() -> None:
     probabilities = softmax(np.array([[1e4, 1e4 - 1, -1e4]], np.float32))
     np.testing.assert_allclose(probabilities.sum(axis=-1), 1, rtol=1e-6)

@@ -92,6 +92,27 @@ def test_a_worker_that_cannot_open_its_bundle_says_why(bundle: Path) -> None:
         bench([variant], threads=1, rounds=1)
 
 
+def test_workers_do_not_import_from_the_users_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("runtime", "json", "toolkit"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported by mistake')")
+    monkeypatch.chdir(tmp_path)
+    report = bench([bundle_variant(bundle, threads=1)], threads=1, rounds=1, launches=1)
+    assert report.footprints[0].device == "cpu"
+
+
+def test_a_graph_with_a_fixed_batch_can_be_timed(tmp_path: Path) -> None:
+    from exporters.adopt import adopt
+
+    from ..helpers import gemm_model, save
+
+    model = gemm_model(inputs={"x": (1, [5, 4])}, outputs={"y": (1, [5, 3])})
+    path = adopt(save(model, tmp_path / "f.onnx"), tmp_path / "f.bundle").bundle.root
+    variant = bundle_variant(path, threads=1)
+    assert bench([variant], batches=(5,), threads=1, rounds=1, launches=1).timings[0].batch == 5
+    with pytest.raises(EdgekitError, match="fixed batch of 5; batch 1 cannot be run"):
+        bench([variant], batches=(1,), threads=1, rounds=1, launches=1)
+
+
 def test_impossible_benchmarks_are_refused(bundle: Path) -> None:
     variant = bundle_variant(bundle, threads=1)
     with pytest.raises(OptionError, match="at least one variant"):

@@ -101,7 +101,7 @@ def test_bad_input_gets_one_line_and_exit_2_and_writes_nothing(
         (["evaluate", "nowhere.bundle"], "no bundle at"),
         (["bench", "nowhere.bundle"], "no bundle at"),
         (["run", "nowhere.bundle", "--input", "x.csv"], "no bundle at"),
-        (["check", "nowhere.onnx"], "there is no nowhere.onnx"),
+        (["check", "nowhere.onnx"], "there is no file nowhere.onnx"),
         (["lisst"], "No such command 'lisst'"),
         (["list", "networks"], "is not one of"),
         (["verify"], "Missing argument 'BUNDLE'; see: edgekit verify --help"),
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_nothing_half_written(
 def test_a_folder_that_may_not_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     line = refused(capfd, 2, "export", "softmax", "-o", tmp_path / "file" / "x.bundle")
-    assert "check the path" in line
+    assert "is a file; choose another -o" in line
 
 
 def test_an_error_of_ours_is_called_a_bug_and_debug_shows_it(
@@ -329,7 +329,7 @@ def test_the_users_own_network_from_file_to_quantized_and_run(tmp_path: Path, ca
     assert run(["verify", str(tmp_path / "s.bundle"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["passed"] is True
     assert "has no metric" in refused(capfd, 2, "evaluate", tmp_path / "s.bundle")
-    assert f"--vs {tmp_path}/my_model.py:build" in refused(capfd, 2, "bench", tmp_path / "my.bundle", "--vs", "torch")
+    assert "--vs my_model.py:build" in refused(capfd, 2, "bench", tmp_path / "my.bundle", "--vs", "torch")
     assert (
         run(
             [
@@ -349,6 +349,19 @@ def test_the_users_own_network_from_file_to_quantized_and_run(tmp_path: Path, ca
         == 0
     )
     assert [item["variant"] for item in json.loads(capfd.readouterr().out)["timings"]] == ["my.bundle", "torch"]
+
+
+def test_classes_are_numbers_where_a_network_has_no_labels(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", f"{NETWORKS}:four_classes", "-o", str(tmp_path / "c.bundle")]) == 0
+    classes = np.array([0, 2, 3] * 5)
+    np.savez(tmp_path / "d.npz", inputs=np.eye(4)[classes], targets=classes)
+    capfd.readouterr()
+    assert run(["evaluate", str(tmp_path / "c.bundle"), "--data", str(tmp_path / "d.npz"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["metrics"]["accuracy"] == 100
+    np.savez(tmp_path / "e.npz", inputs=np.eye(4)[classes], targets=classes + 4)
+    assert "the class '4', which the network does not know" in refused(
+        capfd, 2, "evaluate", tmp_path / "c.bundle", "--data", tmp_path / "e.npz"
+    )
 
 
 def test_a_refused_quantization_prints_its_figures_and_exits_1(
@@ -383,7 +396,7 @@ def test_bench_prints_tables_that_fit_a_terminal(exported: Callable[[str], Path]
     text = capfd.readouterr().out
     assert "softmax.bundle#2" in text
     assert "95 % interval" in text
-    assert "peak memory" in text
+    assert "cold start" in text
     assert "onnxruntime" in text
     assert Bundle.open(path).manifest.lineage[0]["source"]["architecture"] == "softmax"
 

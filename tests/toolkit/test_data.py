@@ -55,15 +55,17 @@ def test_whole_numbers_are_classes_when_few_and_quantities_when_asked(tmp_path: 
         ("a,b,c\n1,2,3\n", {}, r"no column 'target' or 'label'; .*--set data.target=COLUMN \(it has a, b, c\)"),
         ("a,b,label\n1,2,x\n", {"target": "prise"}, "no column 'prise'; it has: a, b, label"),
         ("a,b,label\n1,2,x\n", {"columns": ("a", "z")}, "no column 'z'"),
-        ("a,b,label\n1,2,x\n3,Paris,y\n", {}, r"row 3, column 'b' has 'Paris', expected a number; .*data.columns"),
-        ("a,b,label\n1,,x\n", {}, "row 2, column 'b' has '', expected a number"),
+        ("a,b,label\n1,2,x\n3,Paris,y\n", {}, r"line 3, column 'b' has 'Paris', expected a number; .*data.columns"),
+        ("a,b,label\n1,,x\n", {}, "line 2, column 'b' has '', expected a number"),
         ("a,b,label\n1,nan,x\n", {}, "has 'nan', expected a number"),
-        ("a,b,label\n1,2\n", {}, "row 2 has 2 values but the header has 3"),
+        ("a,b,label\n1,2\n", {}, "line 2 has 2 values but the header has 3"),
         ("a,a,label\n1,2,x\n", {}, "two columns named 'a'"),
         ("a,label\n1,x\n2,x\n", {}, "single value, 'x'"),
-        ("a,label\n1,x\n2, \n", {}, "row 3 has no value in the target column"),
+        ("a,label\n1,x\n2, \n", {}, "line 3 has no value in the target column"),
         ("a,label\n1,x\n", {"tasks": ("regression",)}, "column 'label' has 'x', expected a number"),
         ("label\nx\ny\n", {}, "cannot be the only column"),
+        ("a,label\n\n\n1,x\n1e300,y\n", {}, "line 5, column 'a' has '1e300'"),
+        ("a,label\n" + "".join(f"1,{i}.5\n" for i in range(30)), {"tasks": ("classification",)}, "too many to be classes"),
     ],
 )
 def test_faults_of_a_table_are_told_with_their_place(text: str, options: dict, message: str, tmp_path: Path) -> None:
@@ -114,6 +116,11 @@ def test_faults_of_an_image_folder_are_told(tmp_path: Path) -> None:
     (folder / "dark" / "broken.png").unlink()
     with pytest.raises(DataError, match="holds no images"):
         load_folder(folder, size=8)
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 32768, np.uint16)).save(tmp_path / "grey.png")
+    assert read_image(tmp_path / "grey.png", channels=1, height=4, width=4).mean() == 128
 
 
 def test_one_image_is_read_at_the_models_size(tmp_path: Path) -> None:

@@ -65,6 +65,18 @@ def test_an_onnx_file_is_deployed_without_pytorch(tmp_path: Path, capfd: pytest.
     assert not [path for path in (tmp_path / "out").iterdir() if path.name == "optimized.bundle"]
 
 
+def test_a_recipe_with_its_own_data_is_deployed_and_leaks_no_path(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(100))
+    (tmp_path / "d.csv").write_text(f"a,b,label\n{rows}\n")
+    recipe = f'architecture = "mlp"\n[data]\npath = "{tmp_path}/d.csv"\n[training]\nepochs = 2\nthreads = 1\n'
+    (tmp_path / "own.toml").write_text(recipe)
+    code = run(["deploy", str(tmp_path / "own.toml"), "-o", str(tmp_path / "out"), "--scheme", "fp16"])
+    document = (tmp_path / "out" / "report.json").read_text()
+    kept = any(item["name"] == "fp16" and item["verdict"] == "kept" for item in json.loads(document)["variants"])
+    assert code == (0 if kept else 1)
+    assert str(tmp_path) not in document
+
+
 def test_a_deployment_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def build():\n    raise ValueError('no')\n")
     assert run(["deploy", f"{tmp_path}/bad.py:build", "-o", str(tmp_path / "out")]) == 2

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from architectures.run_directory import Run
-from runtime.errors import DataError, OptionError, OutputExists, SourceError, UnknownName
+from runtime.errors import DataError, EdgekitError, OptionError, OutputExists, SourceError, UnknownName
 from toolkit.data.dataset import DataSettings, split
 from toolkit.data.diabetes import load as load_diabetes
 from toolkit.training import loop
@@ -94,9 +94,21 @@ def test_an_interrupted_run_resumes_to_the_same_bits(optimizer: str, tmp_path: P
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["run.json", "weights.safetensors"]
 
 
-def start_training(folder: Path) -> subprocess.Popen[str]:
+def start_training(folder: Path, epochs: int = 8) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "toolkit", "train", "lenet", "-o", str(folder), "--set", "epochs=8", "--set", "threads=1"],
+        [
+            sys.executable,
+            "-m",
+            "toolkit",
+            "train",
+            "lenet",
+            "-o",
+            str(folder),
+            "--set",
+            f"epochs={epochs}",
+            "--set",
+            "threads=1",
+        ],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -148,6 +160,44 @@ def test_two_trainings_in_one_directory_are_refused(tmp_path: Path) -> None:
         loop.train(run, parts, tmp_path / "run")
 
 
+def test_force_does_not_harm_a_training_that_runs(tmp_path: Path) -> None:
+    process = start_training(tmp_path / "live", epochs=5000)
+    wait_for(tmp_path / "live" / "checkpoint.safetensors")
+    before = (tmp_path / "live" / "run.json").read_bytes()
+    result = edgekit("train", "softmax", "-o", tmp_path / "live", "--force")
+    process.kill()
+    process.wait()
+    assert result.returncode == 2
+    assert "another training is running" in result.stderr
+    assert (tmp_path / "live" / "run.json").read_bytes() == before
+    assert (tmp_path / "live" / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threads": -1}, "training.threads is -1"),
+        ({"seed": 10**20}, "training.seed is 1e"),
+        ({"learning_rate": "nan"}, "expected a number"),
+        ({"weight_decay": float("nan")}, "expected a number"),
+        ({"data.seed": -1}, "data.seed is -1"),
+        ({"data.validation": 0.0001, "data.test": 0.9998}, "no rows of digits are left to train on"),
+        ({"network.outputs": 3}, "network.outputs is 3, but digits needs 10; leave it out"),
+        ({"momentum": 0.5}, "momentum is for sgd"),
+        ({"data.image_size": 10**6}, "expected 1 to 4096"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_a_directory_is_made(settings: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(EdgekitError, match=message):
+        loop.start(load_recipe("mlp").with_settings(settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_only_make_sense_together_can_be_set_together() -> None:
+    recipe = load_recipe("mlp").with_settings({"data.test": "0.95", "data.validation": "0.04"})
+    assert (recipe.data.test, recipe.data.validation) == (0.95, 0.04)
+
+
 def test_early_stopping_and_the_best_weights(tmp_path: Path) -> None:
     recipe = small(epochs=200, patience=3, learning_rate=0.01, keep="best", schedule="constant")
     run, parts = loop.start(recipe, tmp_path / "run")
@@ -189,6 +239,7 @@ def test_a_loss_that_explodes_is_told_with_the_fix(tmp_path: Path) -> None:
     run, parts = loop.start(recipe, tmp_path / "run")
     with pytest.raises(OptionError, match=r"the loss became .* --set training.learning_rate=100000"):
         loop.train(run, parts, tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # nothing stands in the way of the next try
 
 
 def test_a_damaged_run_is_told(tmp_path: Path) -> None:
@@ -243,7 +294,7 @@ def test_shared_recipes_are_valid_and_described(name: str) -> None:
         ('architecture = "mlp"\n[training]\nepoch = 3', UnknownName, "did you mean 'epochs'|did you mean 'training.epochs'"),
         ('architecture = "mlp"\n[training]\nepochs = "many"', OptionError, "expected a whole number"),
         ('architecture = "mlp"\n[training]\noptimizer = "adamm"', UnknownName, "did you mean 'adam"),
-        ('architecture = "mlp"\n[training]\nepochs = 0', OptionError, "epochs of 1 or more"),
+        ('architecture = "mlp"\n[training]\nepochs = 0', OptionError, r"training.epochs is 0, expected 1"),
         ("architecture = ", OptionError, "not valid TOML"),
     ],
 )

@@ -46,16 +46,15 @@ def bench(
     """
     from runtime.bench import bench as run_bench
 
-    from ..benchmark import bench_table, bundle_variants, torch_variant
+    from ..benchmark import bench_table, bundle_variants, default_batches, torch_variant
 
     count = options.thread_count(threads)
+    batches = batches or default_batches(bundles)
     variants = bundle_variants(bundles, device=device, threads=count)
     if vs:
         variants.append(torch_variant(bundles[0], vs, threads=count))
     with progress_bar("round") as update:
-        report = run_bench(
-            variants, batches=batches or (1, 8, 32), threads=count, rounds=rounds, launches=launches, progress=update
-        )
+        report = run_bench(variants, batches=batches, threads=count, rounds=rounds, launches=launches, progress=update)
     if as_json:
         print_json(report.to_json())
     else:

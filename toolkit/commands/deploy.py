@@ -34,12 +34,13 @@ def deploy(
     threads: int | None,
     force: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Do everything in order, and write one HTML report.
 
     Train (if SOURCE is a recipe), export, check, optimize, quantize, verify,
     evaluate and time. A scheme that is refused is tried on one operator type
-    alone before it is given up.
+    alone before it is given up. Exit 1 if the graph check found errors, or if
+    none of the schemes named was kept.
 
     \b
     Examples:
@@ -48,7 +49,7 @@ def deploy(
       edgekit deploy my_model.py:build -o my-report
     """
     from ..deployment import deploy as deploy_source
-    from ..deployment import summary
+    from ..report.deploy_report import summary
 
     report = deploy_source(
         source,
@@ -65,3 +66,6 @@ def deploy(
         print_json(report.to_json())
     else:
         say(summary(report, output))
+    wanted = [item for item in report.variants if item.name.split()[0] in schemes]
+    failed = not report.check["passed"] or (bool(schemes) and not any(item.verdict == "kept" for item in wanted))
+    return 1 if failed else 0

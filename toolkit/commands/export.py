@@ -11,11 +11,11 @@ from . import options
 @click.command()
 @click.argument("source")
 @options.output
-@click.option("--opset", type=click.IntRange(18, 24), default=20, show_default=True, help="ONNX operator set.")
+@click.option("--opset", type=click.IntRange(18, 24), help="ONNX operator set.  [default: 20]")
 @options.settings
 @options.force
 @options.as_json
-def export(source: str, output: str, opset: int, settings: tuple[str, ...], force: bool, as_json: bool) -> None:
+def export(source: str, output: str, opset: int | None, settings: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Write a network as a bundle, proved equal to PyTorch.
 
     SOURCE is a run, an architecture's name (fresh weights), a function that
@@ -39,14 +39,17 @@ def export(source: str, output: str, opset: int, settings: tuple[str, ...], forc
     if source.lower().endswith(".onnx"):
         from exporters.adopt import adopt
 
-        if settings:
-            raise OptionError("--set applies to an architecture's name; a .onnx file already fixes its own settings")
+        if settings or opset:
+            raise OptionError("--set and --opset are for networks; a .onnx file has its own settings and operator set")
         report = adopt(source, output, force=force, progress=note)
     else:
+        from exporters.export import DEFAULT_OPSET
         from exporters.export import export as export_network
         from exporters.source import find_source
 
-        report = export_network(find_source(source, parse_settings(settings)), output, opset=opset, force=force, progress=note)
+        report = export_network(
+            find_source(source, parse_settings(settings)), output, opset=opset or DEFAULT_OPSET, force=force, progress=note
+        )
     if as_json:
         print_json(report.to_json())
         return

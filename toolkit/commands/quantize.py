@@ -25,7 +25,7 @@ from . import options
     "[default: 0.5 for accuracy, 2 for mse, 5 for agreement]",
 )
 @click.option("--for-size", is_flag=True, help="Keep a result that is slower: only size matters.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size to time at.")
+@click.option("--batch", type=click.IntRange(1), help="Batch size to time at.  [default: 1, or the graph's own]")
 @options.threads
 @options.force
 @options.as_json

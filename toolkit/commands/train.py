@@ -39,6 +39,8 @@ def train(
 
     if recipe is None and not resume:
         raise OptionError("name a recipe, e.g.: edgekit train lenet -o runs/lenet; or pass --resume to go on with a run")
+    if resume and force:
+        raise OptionError("--resume goes on with a run and --force replaces it; give one of them")
     if recipe is None and (data or settings):
         raise OptionError("--data and --set need a recipe; a resumed run keeps the settings it began with")
     chosen = None

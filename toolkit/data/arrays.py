@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DataError
+from runtime.model import convert
 from runtime.signature import GraphSignature
 
 from .dataset import Dataset
@@ -40,7 +41,8 @@ def load_arrays(path: Path, *, tasks: tuple[str, ...]) -> Dataset:
             f"{path}: inputs are {inputs.dtype}{list(inputs.shape)} and targets {targets.dtype}{list(targets.shape)}; "
             "expected numbers of (rows, columns), (rows, height, width) or (rows, channels, height, width), one target a row"
         )
-    values = inputs.astype(np.float32)
+    with np.errstate(over="ignore"):
+        values = inputs.astype(np.float32)
     if not np.isfinite(values).all():
         raise DataError(
             f"{path}: inputs hold NaN or infinite values, first in row "
@@ -58,11 +60,9 @@ def load_arrays(path: Path, *, tasks: tuple[str, ...]) -> Dataset:
     names, numbers = np.unique(targets, return_inverse=True)
     if len(names) < 2:
         raise DataError(f"{path}: targets hold a single class; there is nothing to learn to tell apart")
-    labels = (
-        tuple(map(str, arrays["labels"]))
-        if "labels" in arrays and len(arrays["labels"]) == len(names)
-        else tuple(map(str, names))
-    )
+    labels = tuple(map(str, arrays.get("labels", names)))
+    if len(labels) != len(names):
+        raise DataError(f"{path} has {len(labels)} labels but its targets hold {len(names)} classes; give one label for each")
     return Dataset(path.name, task, kind, values, numbers.astype(np.int64), labels, columns, maximum)
 
 
@@ -75,9 +75,9 @@ def load_feeds(path: Path, signature: GraphSignature) -> dict[str, NDArray[Any]]
             f"{path} has the arrays {', '.join(arrays) or 'none'}; "
             f"expected one for each input: {', '.join(map(str, expected.values()))}"
         )
-    feeds = {name: array.astype(expected[name].dtype) for name, array in arrays.items()}
-    for name, array in feeds.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{path}: {name!r} holds NaN or infinite values; fill or drop them")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"{path}: {name!r} holds {array.dtype}, expected numbers")
+    feeds = {name: convert(expected[name], array) for name, array in arrays.items()}
     signature.check_feeds(feeds)
     return feeds

@@ -74,6 +74,8 @@ def load_path(path: Path, settings: DataSettings, *, tasks: tuple[str, ...], ima
 
         return load_folder(path, size=settings.image_size or image_size or 32)
     suffix = path.suffix.lower()
+    if settings.columns and suffix not in (".csv", ".tsv"):
+        raise DataError(f"data.columns chooses columns of a table, but {path} is not one; leave it out")
     if suffix in (".csv", ".tsv"):
         from .table import load_table
 

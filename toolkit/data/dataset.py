@@ -35,8 +35,10 @@ class DataSettings:
             raise OptionError(f"validation {self.validation} and test {self.test} must be shares whose sum is below 1")
         if self.task not in (None, "classification", "regression"):
             raise OptionError(f"data.task is {self.task!r}, expected classification or regression")
-        if self.image_size is not None and self.image_size < 1:
-            raise OptionError(f"data.image_size is {self.image_size}, expected 1 or more")
+        if self.image_size is not None and not 1 <= self.image_size <= 4096:
+            raise OptionError(f"data.image_size is {self.image_size}, expected 1 to 4096")
+        if not 0 <= self.seed <= 2**40:
+            raise OptionError(f"data.seed is {self.seed}, expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ def split(data: Dataset, settings: DataSettings) -> Split:
         order = order[np.argsort(_rank_within_class(data.targets[order]), kind="stable")]
     test = max(1, round(len(data) * settings.test))
     validation = max(1, round(len(data) * settings.validation))
+    if test + validation >= len(data):
+        raise DataError(
+            f"no rows of {data.name} are left to train on: data.test is {settings.test}, data.validation {settings.validation}"
+        )
     parts = np.split(order, [test, test + validation])
     test_part, validation_part, train_part = (data.rows(np.sort(part)) for part in parts)
     return Split(train_part, validation_part, test_part, _statistics(train_part))

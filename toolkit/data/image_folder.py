@@ -12,6 +12,7 @@ from runtime.errors import DataError, MissingDependency
 
 from .dataset import Dataset
 
+_GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -25,9 +26,8 @@ def load_folder(path: Path, *, size: int) -> Dataset:
         if not found:
             raise DataError(f"{folder} holds no images; expected files ending in {', '.join(SUFFIXES)}")
         files += [(file, number) for file in found]
-    opened = [_open(file) for file, _ in files]
-    mode = "L" if all(image.mode in ("1", "L", "LA") for image in opened) else "RGB"
-    inputs = np.stack([_pixels(image, mode, size, size) for image in opened])
+    mode = "L" if all(_open(file, header_only=True).mode in _GREY for file, _ in files) else "RGB"
+    inputs = np.stack([_pixels(_open(file), mode, size, size) for file, _ in files])  # one full-size image at a time
     targets = np.array([number for _, number in files], dtype=np.int64)
     return Dataset(path.name, "classification", "image", inputs, targets, tuple(folder.name for folder in classes))
 
@@ -39,15 +39,20 @@ def read_image(path: Path, *, channels: int, height: int, width: int) -> NDArray
     return _pixels(_open(path), "L" if channels == 1 else "RGB", height, width)
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, *, header_only: bool = False) -> Any:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise MissingDependency.of("pillow", "data", "reading images") from None
     try:
         with Image.open(path) as image:
-            image.load()
-            return image.copy()
+            if not header_only:
+                image.load()
+            if image.mode in ("I", "F"):
+                raise DataError(f"{path} has pixels of mode {image.mode}, whose range is unknown; save it with 8 or 16 bits")
+            return image.copy() if not header_only else image
+    except Image.DecompressionBombError:
+        raise DataError(f"{path} has too many pixels to be opened safely; make it smaller first") from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else "it is not an image, or is cut short"
         raise DataError(f"{path} cannot be read: {reason}; remove or replace it") from None
@@ -56,6 +61,8 @@ def _open(path: Path) -> Any:
 def _pixels(image: Any, mode: str, height: int, width: int) -> NDArray[np.float32]:
     from PIL import Image
 
+    if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 8 rather than scale them
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert(mode)
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -15,27 +15,29 @@ from runtime.errors import DataError
 from .dataset import Dataset
 
 _TARGET_NAMES = ("target", "label")
+_LARGEST = float(np.finfo(np.float32).max)
 _MOST_CLASSES = 20  # whole numbers with more distinct values than this are taken for a quantity
 
 
-def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows, every row as long as the header."""
+def read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and each row with its line number in the file; every row is as long as the header."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            table = [row for row in csv.reader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",") if row]
+            reader = csv.reader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            table = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as text ({error}); expected a UTF-8 table with a header") from None
     if not table:
         raise DataError(f"{path} is empty; expected a header and rows")
-    header, rows = [name.strip() for name in table[0]], table[1:]
+    header, rows = [name.strip() for name in table[0][1]], table[1:]
     if not rows:
         raise DataError(f"{path} has a header but no rows; expected at least one row of values")
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise DataError(f"{path} has two columns named {twice!r}; rename one")
-    for number, row in enumerate(rows, start=2):
+    for line, row in rows:
         if len(row) != len(header):
-            raise DataError(f"{path} row {number} has {len(row)} values but the header has {len(header)}; mend that row")
+            raise DataError(f"{path} line {line} has {len(row)} values but the header has {len(header)}; mend that line")
     return header, rows
 
 
@@ -65,35 +67,40 @@ def load_table(path: Path, *, target: str | None, columns: Sequence[str], tasks:
     labels = tuple(sorted(set(cells), key=_label_order))
     if len(labels) < 2:
         raise DataError(f"{path}: column {target!r} has a single value, {labels[0]!r}; there is nothing to learn to tell apart")
+    if len(labels) > max(_MOST_CLASSES, len(cells) // 2):
+        raise DataError(
+            f"{path}: column {target!r} has {len(labels)} different values in {len(cells)} rows, too many to be classes; "
+            "for a quantity use a network for regression (linear, mlp)"
+        )
     numbers = {label: number for number, label in enumerate(labels)}
     targets = np.array([numbers[cell] for cell in cells], dtype=np.int64)
     return Dataset(path.name, task, "columns", inputs, targets, labels, wanted)
 
 
-def _numbers(path: Path, header: list[str], rows: list[list[str]], wanted: Sequence[str]) -> NDArray[np.float32]:
+def _numbers(path: Path, header: list[str], rows: list[tuple[int, list[str]]], wanted: Sequence[str]) -> NDArray[np.float32]:
     places = [_place(path, header, name) for name in wanted]
     values = np.empty((len(rows), len(wanted)), dtype=np.float32)
-    for index, row in enumerate(rows):
+    for index, (line, row) in enumerate(rows):
         for slot, place in enumerate(places):
             try:
                 value = float(row[place])
             except ValueError:
                 value = math.nan
-            if not math.isfinite(value):
+            if not abs(value) <= _LARGEST:  # NaN is not
                 raise DataError(
-                    f"{path} row {index + 2}, column {header[place]!r} has {row[place]!r}, expected a number; "
+                    f"{path} line {line}, column {header[place]!r} has {row[place]!r}, expected a number; "
                     "mend it, or choose columns with --set data.columns=a,b"
                 )
             values[index, slot] = value
     return values
 
 
-def _cells(path: Path, header: list[str], rows: list[list[str]], name: str) -> list[str]:
+def _cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]], name: str) -> list[str]:
     place = _place(path, header, name)
-    for index, row in enumerate(rows):
+    for line, row in rows:
         if not row[place].strip():
-            raise DataError(f"{path} row {index + 2} has no value in the target column {name!r}; fill or remove it")
-    return [row[place].strip() for row in rows]
+            raise DataError(f"{path} line {line} has no value in the target column {name!r}; fill or remove it")
+    return [row[place].strip() for _, row in rows]
 
 
 def _place(path: Path, header: list[str], name: str) -> int:

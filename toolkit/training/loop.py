@@ -6,7 +6,10 @@ was killed at any moment therefore continues from its last checkpoint to the sam
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +40,10 @@ _CHECKPOINT_SECONDS = 1.0  # at most this much work is done twice after a kill
 _EVALUATION_BATCH = 1024
 
 
+class Diverged(OptionError):
+    """The loss is not a number any more."""
+
+
 @dataclass(frozen=True)
 class Epoch:
     """What a progress display shows after each epoch."""
@@ -54,10 +61,11 @@ def start(recipe: Recipe, directory: Path, *, force: bool = False) -> tuple[Run,
     """Prepare a run directory: load and split the data, fit the network to it. Nothing is trained yet."""
     refuse_existing(directory, force=force, marker=RUN_FILE)
     run, parts = _plan(recipe)
+    _optimizer(run.build()[0], recipe.training)  # what cannot be built must fail before a directory is made
     directory.mkdir(parents=True, exist_ok=True)
-    for name in (WEIGHTS_FILE, CHECKPOINT_FILE):
-        (directory / name).unlink(missing_ok=True)
-    run.save(directory)
+    with _locked(directory):
+        _discard(directory)
+        run.save(directory)
     return run, parts
 
 
@@ -72,7 +80,7 @@ def resume(directory: Path, recipe: Recipe | None = None) -> tuple[Run, Split]:
             f"the run at {directory} began with other settings; resume it with: edgekit train --resume -o {directory}"
         )
     again, parts = _plan(recorded)
-    if again.data["fingerprint"] != run.data["fingerprint"]:
+    if again.data["fingerprint"] != run.data.get("fingerprint"):
         raise DataError(f"the data of the run at {directory} has changed since it began; train again with --force")
     return run, parts
 
@@ -80,8 +88,11 @@ def resume(directory: Path, recipe: Recipe | None = None) -> tuple[Run, Split]:
 def train(run: Run, parts: Split, directory: Path, on_epoch: Callable[[Epoch], None] = lambda epoch: None) -> Run:
     """Train to the end, from the last checkpoint if there is one, and complete the run directory."""
     with _locked(directory):
-        if run.status == "complete":
-            return run
+        current = Run.open(directory)
+        if current.recipe != json.loads(json.dumps(run.recipe)):
+            raise OutputExists(f"another training has replaced the run at {directory}; choose another -o")
+        if current.status == "complete":
+            return current
         return _train(run, parts, directory, on_epoch)
 
 
@@ -98,7 +109,13 @@ def _plan(recipe: Recipe) -> tuple[Run, Split]:
         raise DataError(f"{architecture.name} takes images, but {data.name} has columns; use mlp, softmax or linear")
     if len(shape) == 1 and recipe.training.shift:
         raise OptionError("training.shift moves images, but this data has columns; remove it")
-    config = architecture.adapt(config, shape, outputs)
+    adapted = architecture.adapt(config, shape, outputs)
+    for key in recipe.network:
+        if getattr(adapted, key) != getattr(config, key):
+            raise OptionError(
+                f"network.{key} is {getattr(config, key)}, but {data.name} needs {getattr(adapted, key)}; leave it out"
+            )
+    config = adapted
     threads = recipe.training.threads or available_cpus()
     recipe = replace(recipe, training=replace(recipe.training, threads=threads))
     about = {**asdict(recipe.data), "name": data.name, "fingerprint": data.fingerprint, "rows": len(data)}
@@ -120,7 +137,11 @@ def _train(run: Run, parts: Split, directory: Path, on_epoch: Callable[[Epoch], 
     metric = METRICS[run.task]
     saved_at = time.monotonic()
     while progress.epoch < settings.epochs and not _is_stale(progress, settings.patience):
-        loss = _run_epoch(module, optimizer, loss_of, parts.train, settings, progress.epoch)
+        try:
+            loss = _run_epoch(module, optimizer, loss_of, parts.train, settings, progress.epoch)
+        except Diverged:
+            _discard(directory)  # such weights are of no use, and would stand in the way of the next try
+            raise
         value = metric.compute(predict(module, parts.validation), parts.validation.targets)
         progress.epoch += 1
         progress.history.append({"epoch": progress.epoch, "loss": loss, metric.name: value})
@@ -178,7 +199,7 @@ def _run_epoch(
         total += loss.detach() * len(rows)
     mean = float(total) / len(data)
     if not torch.isfinite(total):
-        raise OptionError(
+        raise Diverged(
             f"the loss became {mean} in epoch {epoch + 1}; take smaller steps with: "
             f"--set training.learning_rate={settings.learning_rate / 10:g}"
         )
@@ -196,7 +217,7 @@ def _optimizer(module: nn.Module, settings: Any) -> torch.optim.Optimizer:
     parameters: Iterator[Tensor] = module.parameters()
     common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
+        return torch.optim.SGD(parameters, momentum=0.9 if settings.momentum is None else settings.momentum, **common)
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer](parameters, **common)
 
 
@@ -204,14 +225,23 @@ def _is_stale(progress: Progress, patience: int | None) -> bool:
     return patience is not None and progress.epoch - progress.best_epoch >= patience
 
 
+def _discard(directory: Path) -> None:
+    """Remove a run's own files; an empty directory goes with the lock."""
+    for name in (WEIGHTS_FILE, CHECKPOINT_FILE, RUN_FILE):
+        (directory / name).unlink(missing_ok=True)
+
+
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One training at a time in a directory. The lock goes with the process, however it ends."""
-    path = directory / "lock"
-    with path.open("w") as stream:
+    """One training at a time in a directory. The lock is on the directory itself and goes with the process, however it ends."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             raise OutputExists(f"another training is running in {directory}; wait for it, or choose another -o") from None
         yield
-        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            directory.rmdir()  # only an empty one: nothing came of it

@@ -29,7 +29,7 @@ class TrainingSettings:
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     schedule: str = "constant"  # or cosine, down to zero at the last epoch
-    momentum: float = 0.9  # sgd only
+    momentum: float | None = None  # sgd only; without it 0.9
     weight_decay: float = 0.0
     shift: int = 0  # images: move each by up to this many pixels, anew in every epoch
     patience: int | None = None  # stop after this many epochs without a better validation metric
@@ -38,20 +38,26 @@ class TrainingSettings:
     threads: int | None = None  # None: all available cores; a resumed run uses what it began with
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 0 or self.learning_rate <= 0 or self.weight_decay < 0:
-            raise OptionError(
-                "training needs epochs of 1 or more, batch_size and weight_decay of 0 or more, and a learning_rate above 0"
-            )
-        if self.optimizer not in OPTIMIZERS:
-            raise UnknownName.of("optimizer", self.optimizer, OPTIMIZERS)
-        if self.schedule not in SCHEDULES:
-            raise UnknownName.of("schedule", self.schedule, SCHEDULES)
-        if self.shift < 0:
-            raise OptionError(f"shift is {self.shift} pixels, expected 0 or more")
-        if self.keep not in KEEP:
-            raise UnknownName.of("value for keep", self.keep, KEEP)
-        if self.patience is not None and self.patience < 1:
-            raise OptionError(f"patience is {self.patience}, expected 1 or more, or none")
+        limits = {
+            "epochs": (1, 10**9),
+            "batch_size": (0, 10**9),
+            "learning_rate": (1e-12, 1e12),
+            "momentum": (0, 1),
+            "weight_decay": (0, 1e6),
+            "shift": (0, 10**4),
+            "patience": (1, 10**9),
+            "seed": (0, 2**40),
+            "threads": (1, 4096),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise OptionError(f"training.{name} is {value:g}, expected {low:g} to {high:g}")
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", tuple(SCHEDULES)), ("keep", KEEP)):
+            if getattr(self, name) not in known:
+                raise UnknownName.of(f"value for training.{name}", getattr(self, name), known)
+        if self.momentum is not None and self.optimizer != "sgd":
+            raise OptionError(f"training.momentum is for sgd, but the optimizer is {self.optimizer}; leave it out")
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class Recipe:
         if not isinstance(document.get("architecture"), str):
             raise OptionError(f'{origin} names no architecture; add: architecture = "lenet"')
         recipe = cls(find(document["architecture"]).name, str(document.get("description", "")))
+        for section in ("network", "data", "training"):
+            if not isinstance(document.get(section, {}), Mapping):
+                raise OptionError(f"{section!r} in {origin} is a single value, expected a section: [{section}]")
         settings = {f"network.{key}": value for key, value in document.get("network", {}).items()}
         settings |= {section: document[section] for section in ("data", "training") if section in document}
         return recipe.with_settings(settings)

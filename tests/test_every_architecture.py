@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -56,3 +57,21 @@ def test_a_row_in_a_batch_is_the_row_alone(name: str) -> None:
         alone = network.call({input_name: example[row : row + 1]})
         for output in whole:
             torch.testing.assert_close(alone[output][0], whole[output][row], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if CATALOG[name].task == "classification"])
+def test_trained_and_exported_it_answers_as_pytorch_sample_by_sample(
+    name: str, trained: Callable[[str], Path], exported: Callable[[str], Path]
+) -> None:
+    from architectures.run_directory import Run
+    from toolkit.data.digits import load
+    from toolkit.evaluation import evaluate, predict_all
+    from toolkit.training.loop import predict
+
+    data = load()
+    run = Run.open(trained(name))
+    module, _ = run.load(trained(name))
+    bundle = Bundle.open(exported(name))
+    np.testing.assert_array_equal(predict(module, data).argmax(-1), predict_all(bundle, data.inputs).argmax(-1))
+    assert run.metrics is not None
+    assert evaluate(bundle.root, None).metrics["accuracy"] == pytest.approx(run.metrics["test"])

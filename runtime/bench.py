@@ -111,7 +111,7 @@ class BenchReport:
 def bundle_variant(path: str | Path, *, name: str | None = None, device: str = "cpu", threads: int) -> Variant:
     bundle = Bundle.open(path)
     request = {"path": str(Path(path).absolute()), "device": device, "threads": threads}
-    return Variant(name or Path(path).name, "runtime", request, bundle.graph_bytes)
+    return Variant(name or Path(path).name.removesuffix(".bundle"), "runtime", request, bundle.graph_bytes)
 
 
 def bench(

@@ -20,7 +20,7 @@ def bundle_variants(paths: tuple[str, ...], *, device: str, threads: int) -> lis
     """One variant a bundle, named by its folder; folders of the same name get a number."""
     names: list[str] = []
     for path in paths:
-        name = Path(path).name
+        name = Path(path).resolve().name.removesuffix(".bundle")
         names.append(name if name not in names else f"{name}#{len(names) + 1}")
     return [bundle_variant(path, name=name, device=device, threads=threads) for path, name in zip(paths, names, strict=True)]
 
@@ -56,11 +56,7 @@ def bench_table(report: BenchReport) -> str:
     rows = []
     for timing in report.timings:
         latency = timing.latency
-        interval = (
-            f"{time_text(latency.low)} – {time_text(latency.high)}"
-            if latency.low is not None and latency.high is not None
-            else "too few rounds"
-        )
+        interval = interval_text(latency)
         ratio = "1" if timing.ratio is None else ratio_text(timing.ratio)
         rows.append(
             [timing.variant, str(timing.batch), time_text(latency.median), interval, f"{timing.throughput:,.0f}", ratio]
@@ -98,6 +94,14 @@ def bench_table(report: BenchReport) -> str:
         f"Python {machine['python']}, {machine['system']}"
     )
     return f"{first}\n\n{second}\n\n{third}\n\n{about}"
+
+
+def interval_text(latency: Estimate) -> str:
+    """Both ends in one unit: "63.7–115 µs"."""
+    if latency.low is None or latency.high is None:
+        return "too few rounds"
+    scale, unit = (1.0, "µs") if latency.high < 1000 else (1000.0, "ms")
+    return f"{latency.low / scale:.3g}–{latency.high / scale:.3g} {unit}"
 
 
 def ratio_text(ratio: Estimate) -> str:

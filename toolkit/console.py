@@ -69,7 +69,7 @@ def progress_bar(label: str) -> Iterator[Callable[..., None]]:
 @contextmanager
 def _bar(label: str) -> Iterator[Callable[..., None]]:
     with click.progressbar(
-        length=1, label=label, file=sys.stderr, show_pos=True, width=20, item_show_func=lambda item: item or ""
+        length=1, label=label, file=sys.stderr, show_pos=True, width=16, item_show_func=lambda item: item or ""
     ) as bar:
 
         def update(done: int, total: int, remark: str = "") -> None:

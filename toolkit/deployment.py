@@ -132,11 +132,7 @@ def _export(source: str, folder: Path, data: str | None, settings: tuple[str, ..
         run, parts = loop.start(recipe, folder / "run")
         progress(f"training {run.architecture} on {run.data['name']} ({len(parts.train)} rows)")
         with progress_bar("epoch") as update:
-
-            def show(epoch: loop.Epoch) -> None:
-                update(epoch.number, epoch.total, f"loss {epoch.loss:.4f}  {epoch.metric} {epoch.value:.2f}")
-
-            loop.train(run, parts, folder / "run", show)
+            loop.train(run, parts, folder / "run", lambda epoch: update(epoch.number, epoch.total, str(epoch)))
         network = find_source(str(folder / "run"))
     else:
         network = find_source(source)

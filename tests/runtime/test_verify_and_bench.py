@@ -88,7 +88,7 @@ def test_a_benchmark_measures_every_variant_at_every_batch(bundle: Path) -> None
 def test_a_worker_that_cannot_open_its_bundle_says_why(bundle: Path) -> None:
     variant = bundle_variant(bundle, threads=1)
     (bundle / "model.onnx").write_bytes(b"broken")
-    with pytest.raises(EdgekitError, match=r"cannot benchmark 'gemm.bundle': model.onnx"):
+    with pytest.raises(EdgekitError, match=r"cannot benchmark 'gemm': model.onnx"):
         bench([variant], threads=1, rounds=1)
 
 

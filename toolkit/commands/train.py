@@ -62,16 +62,7 @@ def train(
         )
         try:
             with progress_bar("epoch") as update:
-                run = loop.train(
-                    run,
-                    parts,
-                    directory,
-                    lambda epoch: update(
-                        epoch.number,
-                        epoch.total,
-                        f"loss {epoch.loss:.4f}  {epoch.metric} {epoch.value:.2f}  best {epoch.best:.2f} at {epoch.best_epoch}",
-                    ),
-                )
+                run = loop.train(run, parts, directory, lambda epoch: update(epoch.number, epoch.total, str(epoch)))
         except KeyboardInterrupt:
             note(f"\ninterrupted; go on with: edgekit train --resume -o {output}")
             raise

@@ -56,6 +56,9 @@ class Epoch:
     best: float
     best_epoch: int
 
+    def __str__(self) -> str:
+        return f"loss {self.loss:.4f}  {self.metric} {self.value:.2f}"
+
 
 def start(recipe: Recipe, directory: Path, *, force: bool = False) -> tuple[Run, Split]:
     """Prepare a run directory: load and split the data, fit the network to it. Nothing is trained yet."""

@@ -28,6 +28,7 @@ class Architecture:
     build: Callable[[Any], nn.Module]
     input: Callable[[Any], TensorSpec]
     adapt: Callable[[Any, tuple[int, ...], int], Any]
+    images_only: bool = False
 
     @property
     def task(self) -> str:

@@ -63,4 +63,5 @@ LENET = Architecture(
     build=lambda config: LeNet(in_channels=config.in_channels, image_size=config.image_size, classes=config.classes),
     input=lambda config: TensorSpec("pixels", "float32", ("batch", config.in_channels, config.image_size, config.image_size)),
     adapt=lambda config, shape, outputs: replace(config, in_channels=shape[0], classes=outputs),
+    images_only=True,
 )

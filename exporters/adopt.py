@@ -9,7 +9,7 @@ import onnx
 
 from runtime.bundle import GoldenEntry, GraphEntry, Manifest, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, SourceError
-from runtime.feeds import example_feeds
+from runtime.feeds import batch_axis_of, example_feeds
 from runtime.files import sha256_of
 from runtime.session import Session
 from runtime.signature import GraphSignature
@@ -18,7 +18,8 @@ from .export import GRAPH, ExportReport, Progress, choose_goldens, refuse_failur
 from .graph import MODEL_FILE, precision_of, read_model, requirements_of, signature_of
 from .parity import Arrays, Reference, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases
 
-_EXAMPLE_SIZE = 3
+_EXAMPLE_BATCH = 3
+_USUAL_SIZES = (32, 224, 64, 8, 3)  # of images and sequences; nothing in the file says which
 
 
 def adopt(path: str | Path, target: str | Path, *, force: bool = False, progress: Progress = lambda step: None) -> ExportReport:
@@ -67,11 +68,24 @@ def _check(path: Path, model: onnx.ModelProto) -> None:
         raise SourceError(f"{path} breaks the ONNX standard: {first}; export it again from its framework") from error
 
 
+def _example_sizes(signature: GraphSignature, reference: Reference) -> dict[str, int]:
+    """A size for each dynamic axis: few rows, and for the others the first usual size at which the original runs."""
+    batch = batch_axis_of(signature)
+    for size in _USUAL_SIZES:
+        sizes = {axis: _EXAMPLE_BATCH if axis == batch else size for axis in signature.dynamic_axes}
+        try:
+            reference(example_feeds(signature, sizes))
+        except EdgekitError:
+            continue
+        return sizes
+    return dict.fromkeys(signature.dynamic_axes, _EXAMPLE_BATCH)
+
+
 def _runnable_cases(
     path: Path, signature: GraphSignature, reference: Reference
 ) -> tuple[list[tuple[dict[str, int], Arrays]], tuple[str, ...]]:
     """The sizes the original runs at. Declared axes that cannot move are noted, not refused: the file is what it is."""
-    axes = dict.fromkeys(signature.dynamic_axes, _EXAMPLE_SIZE)
+    axes = _example_sizes(signature, reference)
     runnable, skipped = [], []
     candidates = [*fuzz_cases(axes), dict.fromkeys(axes, 1)]
     for seed, sizes in enumerate(candidates):

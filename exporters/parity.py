@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from runtime.bundle import Tolerance
-from runtime.errors import FeedError, SourceError
+from runtime.errors import FeedError, ParityRefused
 from runtime.session import Session
 from runtime.signature import GraphSignature, bind_sizes
 from runtime.verify import OutputComparison, compare, max_error
@@ -119,7 +119,7 @@ def derive_tolerance(reference: Reference, precise: Reference | None, cases: lis
             exact = reference({name: _nudge(array) for name, array in inputs.items()})
         for name, values in single.items():
             if np.isnan(values).any():
-                raise SourceError(f"output {name!r} has NaN values in the original itself, so nothing can be compared")
+                raise ParityRefused(f"output {name!r} has NaN values in the original itself, so nothing can be compared")
             noise[name] = max(noise.get(name, 0.0), max_error(values, exact[name]))
             finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
             scale[name] = max(scale.get(name, 0.0), float(np.max(np.abs(finite.astype(np.float64)), initial=0.0)))
@@ -131,7 +131,7 @@ def derive_tolerance(reference: Reference, precise: Reference | None, cases: lis
             tolerances[name] = Tolerance(0.0, 0.0, "whole numbers and booleans must be equal")
             continue
         if MARGIN * measured > _LARGEST_SHARE * scale[name]:
-            raise SourceError(
+            raise ParityRefused(
                 f"output {name!r} changes by {measured:.2e} with rounding alone ({how}), and its values reach only "
                 f"{scale[name]:.2e}: nothing can be proved of it; look for a division by almost zero"
             )
@@ -170,7 +170,7 @@ def compare_cases(
 def _refuse_random(first: Arrays, second: Arrays) -> None:
     for name, values in first.items():
         if not np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f"):
-            raise SourceError(
+            raise ParityRefused(
                 f"output {name!r} differs between two runs on the same inputs, so nothing can be proved of it; "
                 "remove the randomness (dropout that stays on in eval mode, torch.rand, RandomNormal)"
             )

@@ -93,6 +93,14 @@ class QuantizeReport:
     def to_json(self) -> dict[str, Any]:
         return {"kept": bool(self), "size_ratio": self.size_ratio, **asdict(self)}
 
+    def advice(self) -> str:
+        """What to try after "slower": another choice of operators if there is one, or size alone."""
+        if not any("slower" in reason for reason in self.refusals):
+            return ""
+        operators = sorted({node.operator for node in self.nodes if node.quantized})
+        narrower = f"--only {operators[-1]}, or " if len(operators) > 1 else ""
+        return f"Try {narrower}--for-size if only size matters. "
+
     def figures(self) -> str:
         return (
             f"size {self.bytes_before:,} → {self.bytes_after:,} bytes (x{self.size_ratio:.2f}), "
@@ -106,7 +114,7 @@ class MeasuredRefusal(QuantizationRefused):
 
     def __init__(self, report: QuantizeReport) -> None:
         self.report = report
-        super().__init__(f"{report.label} refused: {'; '.join(report.refusals)}. Measured: {report.figures()}")
+        super().__init__(f"{report.label} refused: {'; '.join(report.refusals)}. {report.advice()}Measured: {report.figures()}")
 
 
 @dataclass(frozen=True)
@@ -191,16 +199,16 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], budget: Bud
     drop = metric.drop(*scores)
     allowed = metric.default_budget if budget.max_drop is None else budget.max_drop
     refusals = []
+    if not drop <= allowed:  # a NaN is not within any budget
+        change = f"drops by {drop:.2f} points" if metric.higher_is_better else f"grows by {drop:.4g} %"
+        refusals.append(f"{metric.name} {change}, more than the {allowed:g} that --max-drop allows")
     limit = min(max(NOISE_FLOOR, speed.noise.high or speed.noise.median), NOISE_CEILING)
     ratio = speed.ratio
     if (ratio.low or ratio.median) > limit and not budget.for_size:
         refusals.append(
             f"{ratio.median:.2f} times slower (95 % interval {ratio.low:.2f}–{ratio.high:.2f}; "
-            f"this machine's noise reaches {limit:.2f}); try --only with fewer operators, or --for-size"
+            f"this machine's noise reaches {limit:.2f})"
         )
-    if not drop <= allowed:  # a NaN is not within any budget
-        unit = "points" if metric.unit == "%" else "%"
-        refusals.append(f"{metric.name} drops by {drop:.2f} {unit}, more than the {allowed:g} that --max-drop allows")
     return {"drop": drop, "max_drop": allowed, "refusals": tuple(refusals)}
 
 
@@ -271,8 +279,8 @@ def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Sp
             break  # otherwise the machine was disturbed: once more, for longer
     assert ratio is not None
     assert noise is not None
-    latencies = [report.timing(name, batch).latency.median for name in ("original", "candidate")]
-    return Speed(ratio, noise, latencies[0], latencies[1], batch, threads)
+    before_us = report.timing("original", batch).latency.median
+    return Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads)  # by the paired ratio: medians alone drift
 
 
 def _tolerance(candidate: Bundle, scheme: str) -> dict[str, dict[str, Tolerance]]:

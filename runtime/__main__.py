@@ -13,12 +13,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m runtime", description="Run parts of Edgekit with numpy and onnxruntime alone."
     )
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verify")
     verify = verbs.add_parser("verify", help="replay the bundle's goldens on this machine")
     verify.add_argument("bundle")
     verify.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, tensorrt or auto (default: cpu)")
     verify.add_argument("--json", action="store_true", help="print the report as JSON")
-    verbs.add_parser("bench-worker", help="used by the benchmark: times one bundle, asked over stdin")
+    verbs.add_parser("bench-worker")  # used by the benchmark: times one bundle, asked over stdin
     options = parser.parse_args(arguments)
     try:
         if options.verb == "bench-worker":

@@ -6,7 +6,7 @@ the ratio within a round. The interval is taken over rounds, because calls withi
 lands in memory can make it several percent faster or slower for its whole life, so all of them are launched anew a few times.
 
 A worker reads one JSON request a line and answers with one JSON line:
-    {"open": {...}}                        → {"load_ms", "baseline_bytes", "device"}
+    {"open": {...}}                        → {"load_ms", "baseline_bytes", "device", "inputs"}
     {"prepare": batch or null}             → {"call_ms"}           builds the feeds (null: the natural batch) and warms up
     {"turn": seconds, "warmup": n}         → {"ns": [latency of each call]}
     {"memory": true}                       → {"peak_bytes"}
@@ -28,11 +28,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from numpy.typing import NDArray
+
 from .bundle import Bundle
 from .errors import EdgekitError, OptionError
-from .machine import describe_machine, peak_resident_bytes, resident_bytes
+from .machine import busy_share, describe_machine, peak_resident_bytes, resident_bytes
+from .signature import GraphSignature
 from .statistics import Estimate, estimate, percentiles, quantile
 
+_BUSY = 0.2  # measured: with one of two cores taken, PyTorch on two threads was a hundred times slower
 TURN_SECONDS = 0.006  # many short turns: measured, 100 of 6 ms give a tighter ratio than 40 of 15 ms
 
 
@@ -40,6 +44,7 @@ class Target(Protocol):
     """What a worker times."""
 
     device: str
+    inputs: str  # the shapes it is timed on, e.g. "pixels[batch, 1, 8, 8]"
 
     def prepare(self, batch: int | None) -> Callable[[], object]:
         """The call to time at a batch size; None is the natural one."""
@@ -76,6 +81,7 @@ class Footprint:
 
     variant: str
     device: str  # the one that was really used
+    inputs: str  # the shapes it was timed on
     file_bytes: int | None
     load_ms: float
     cold_start_ms: float  # from starting the process to its first answer
@@ -88,7 +94,15 @@ class BenchReport:
     timings: tuple[Timing, ...]
     footprints: tuple[Footprint, ...]
     threads: int
+    busy: float | None  # share of all cores that other processes used when it began
     machine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def warning(self) -> str | None:
+        """Why these figures should not be trusted, if they should not."""
+        if self.busy is None or self.busy < _BUSY:
+            return None
+        return f"others used {100 * self.busy:.0f} % of this machine; do not trust these latencies"
 
     def timing(self, variant: str, batch: int) -> Timing:
         return next(timing for timing in self.timings if (timing.variant, timing.batch) == (variant, batch))
@@ -99,6 +113,8 @@ class BenchReport:
     def to_json(self) -> dict[str, Any]:
         return {
             "threads": self.threads,
+            "busy": self.busy,
+            "warning": self.warning,
             "machine": self.machine,
             "footprints": [vars(footprint) for footprint in self.footprints],
             "timings": [
@@ -133,6 +149,7 @@ def bench(
         raise OptionError("a benchmark needs at least one variant, and batches, rounds, launches and threads of 1 or more")
     if len({variant.name for variant in variants}) != len(variants):
         raise OptionError("two variants have the same name; give each its own")
+    busy = busy_share()
     shuffle = random.Random(seed)
     turns: dict[tuple[str, int], list[list[int]]] = {(variant.name, batch): [] for variant in variants for batch in batches}
     launched: list[list[Footprint]] = []
@@ -161,7 +178,7 @@ def bench(
         for variant in variants
     )
     footprints = tuple(_median_footprint(each) for each in zip(*launched, strict=True))
-    return BenchReport(timings, footprints, threads, describe_machine())
+    return BenchReport(timings, footprints, threads, busy, describe_machine())
 
 
 def _timing(variant: str, batch: int, turns: list[list[int]], baseline: list[list[int]] | None) -> Timing:
@@ -230,6 +247,7 @@ class _Worker:
         return Footprint(
             variant=self.variant.name,
             device=self._opened["device"],
+            inputs=self._opened["inputs"],
             file_bytes=self.variant.file_bytes,
             load_ms=self._opened["load_ms"],
             cold_start_ms=self._cold_start_ms,
@@ -309,7 +327,12 @@ class _Turns:
             started = time.perf_counter()
             self._target = self._open_target(request["open"])
             elapsed = (time.perf_counter() - started) * 1000
-            return {"load_ms": elapsed, "baseline_bytes": baseline, "device": self._target.device}
+            return {
+                "load_ms": elapsed,
+                "baseline_bytes": baseline,
+                "device": self._target.device,
+                "inputs": self._target.inputs,
+            }
         if "prepare" in request:
             assert self._target
             self._call = self._target.prepare(request["prepare"])
@@ -349,6 +372,7 @@ class BundleTarget:
         self.device = self._session.device
         self._signature = graph.signature
         _, self._inputs, _ = next(golden for golden in bundle.goldens() if golden[0].graph == name)
+        self.inputs = _shapes_text(graph.signature, self._inputs)
 
     def prepare(self, batch: int | None) -> Callable[[], object]:
         from .feeds import batch_of, natural_batch
@@ -356,3 +380,15 @@ class BundleTarget:
         feeds = batch_of(self._signature, self._inputs, natural_batch(self._signature) if batch is None else batch)
         self._session.run(feeds)  # checked once; the timed calls are the runtime's own path without the checks
         return lambda: self._session.run_unchecked(feeds)
+
+
+def _shapes_text(signature: GraphSignature, inputs: Mapping[str, NDArray[Any]]) -> str:
+    """e.g. "pixels[batch, 1, 8, 8]"."""
+    from .feeds import batch_axis_of
+
+    batch = batch_axis_of(signature)
+    texts = []
+    for spec in signature.inputs:
+        sizes = zip(spec.shape, inputs[spec.name].shape, strict=True)
+        texts.append(f"{spec.name}[{', '.join('batch' if dim == batch else str(size) for dim, size in sizes)}]")
+    return ", ".join(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ def describe_machine() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "onnxruntime": onnxruntime.__version__,
     }
+
+
+def busy_share(seconds: float = 0.25) -> float | None:
+    """How much of all cores other processes use, while this one waits; None where it cannot be told."""
+    before = _cpu_times()
+    time.sleep(seconds)
+    after = _cpu_times()
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return 1 - (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _cpu_times() -> tuple[int, int] | None:
+    """(idle, all) ticks of all cores since the start."""
+    for line in _lines("/proc/stat"):
+        if line.startswith("cpu "):
+            ticks = [int(word) for word in line.split()[1:9]]
+            return ticks[3] + ticks[4], sum(ticks)
+    return None
 
 
 def resident_bytes() -> int:

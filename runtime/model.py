@@ -119,7 +119,11 @@ def as_batch(spec: TensorSpec, values: Any) -> NDArray[Any]:
             break
     else:
         wanted = " or ".join(str(list(shape)) for shape in fits)
-        raise FeedError(f"{spec.name!r} has shape {list(array.shape)}; expected one sample of {wanted}, or a batch of them")
+        turned = len(sample) == 3 and array.ndim in (3, 4) and array.shape[-1] == sample[0] != array.shape[-3]
+        hint = "; channels come first: use np.moveaxis(image, -1, -3)" if turned else ""
+        raise FeedError(
+            f"{spec.name!r} has shape {list(array.shape)}; expected one sample of {wanted}, or a batch of them{hint}"
+        )
     array = array.reshape(len(array), *(array.shape[1:] if len(fits) == 1 else _known(sample, array)))
     return convert(spec, array)
 

@@ -56,9 +56,9 @@ class Session:
         taken = self._session.get_providers()[0]
         self.device = next((name for name, provider in _PROVIDERS.items() if provider == taken), taken)
         if kind not in ("auto", self.device):
-            message = f"device {device!r} could not be used and the model runs on {self.device}; {_gpu_advice()}"
             if strict:
-                raise DeviceError(message)
+                raise DeviceError(f"device {device!r} could not be used; {_gpu_advice()}")
+            message = f"device {device!r} could not be used and the model runs on {self.device}; {_gpu_advice()}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         self._outputs = [spec.name for spec in signature.outputs]
 

@@ -88,12 +88,13 @@ def bench_table(report: BenchReport) -> str:
     machine = report.machine
     limit = f", cgroup limit {machine['cgroup_cpus']:g}" if machine["cgroup_cpus"] else ""
     governor = f", governor {machine['governor']}" if machine["governor"] else ""
+    warned = f"\nwarning: {report.warning}" if report.warning else ""
     about = (
         f"{machine['cpu']}, {machine['cores']} cores{limit}{governor}\n"
         f"{report.threads} threads, onnxruntime {machine['onnxruntime']}, numpy {machine['numpy']}, "
         f"Python {machine['python']}, {machine['system']}"
     )
-    return f"{first}\n\n{second}\n\n{third}\n\n{about}"
+    return f"{first}\n\n{second}\n\n{third}\n\n{about}\ntimed on {report.footprints[0].inputs}{warned}"
 
 
 def interval_text(latency: Estimate) -> str:

@@ -52,8 +52,13 @@ def time_text(microseconds: float) -> str:
     if microseconds < 1000:
         return f"{microseconds:.3g} µs"
     if microseconds < 1e6:
-        return f"{microseconds / 1000:.2f} ms"
-    return f"{microseconds / 1e6:.2f} s"
+        return f"{microseconds / 1000:.3g} ms"
+    return f"{microseconds / 1e6:.3g} s"
+
+
+def number_text(value: float) -> str:
+    """A metric: two decimals, or four digits where it is huge."""
+    return f"{value:.2f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
 @contextmanager

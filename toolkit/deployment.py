@@ -184,6 +184,11 @@ def _quantize_all(
         attempts.append(report)
         return report
 
+    results += [
+        VariantResult(name, "not tried", reason="needs --data to calibrate on")
+        for name in SCHEMES
+        if not schemes and name not in applicable
+    ]
     for scheme in schemes or applicable:
         whole = attempt(scheme, ())
         if whole is None or whole or scheme == "fp16":

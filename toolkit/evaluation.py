@@ -51,8 +51,8 @@ def evaluate(path: str | Path, data: str | None, *, device: str = "cpu", threads
     bundle = Bundle.open(path)
     if bundle.manifest.task == "tensors":
         raise OptionError(
-            f"{path} has the task 'tensors', which has no metric; use edgekit verify, "
-            "or export it with task='classification' or 'regression'"
+            f"{path} has the task 'tensors', which has no metric; use edgekit verify "
+            "(a network of your own can be exported with task='classification' or 'regression')"
         )
     found = data_for(bundle, data)
     if found is None:
@@ -107,7 +107,9 @@ def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
 
 def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration | None]:
     """How to judge variants of `bundle`, and samples to calibrate on. Without labels: agreement with `bundle` itself."""
-    found = data_for(bundle, path)
+    recorded = bundle.manifest.data
+    unknown = path is None and recorded is not None and recorded["name"] not in DATASETS  # the user's own, and not at hand
+    found = None if unknown else data_for(bundle, path)
     if found is not None:
         spec = bundle.graph()[1].signature.inputs[0]
         metric = METRICS[bundle.manifest.task]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime import Model, Prediction, load
-from runtime.errors import DataError, OutputExists
+from runtime.errors import DataError, OptionError, OutputExists
 from runtime.files import write_file
 from runtime.signature import TensorSpec
 
@@ -25,6 +25,10 @@ def run_file(
     bundle: str, path: str, output: str | None, *, force: bool, device: str, threads: int | None
 ) -> tuple[list[str], Any]:
     """Lines to print, and the same as a JSON document."""
+    if output and not output.endswith(".npz"):
+        raise OptionError(
+            f"-o writes arrays and must end in .npz, not {Path(output).name}; for text, redirect the output or use --json"
+        )
     if output and Path(output).exists() and not force:
         raise OutputExists(f"{output} already exists; choose another -o, or pass --force to replace it")
     model = load(bundle, device=device, threads=threads)
@@ -84,6 +88,8 @@ def _run_tensors(model: Model, path: Path, output: str | None) -> tuple[list[str
 
 def _read(model: Model, path: Path) -> NDArray[Any]:
     """The raw samples in `path`, as the model's only input takes them."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; pass one file: an image, a .csv/.tsv, or an .npz/.npy")
     if not path.is_file():
         raise DataError(f"there is no file {path}; expected an image, a .csv/.tsv, or an .npz/.npy")
     about = model.bundle.manifest.preprocessing or {}

@@ -1,17 +1,16 @@
-"""Quantizing what the user names: a bundle, or an .onnx file that is first adopted into one."""
+"""Quantizing what the user names, judged on the data that belongs to it."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from exporters.adopt import adopt
 from exporters.quantize import Budget, QuantizeReport, quantize
-from runtime.bundle import MANIFEST, Bundle
+from runtime.bundle import MANIFEST
 from runtime.files import refuse_existing
 
 from .evaluation import quality_for
+from .opening import opened
 
 
 def quantize_path(
@@ -30,11 +29,7 @@ def quantize_path(
     progress: Callable[[str], None],
 ) -> QuantizeReport:
     refuse_existing(Path(output), force=force, marker=MANIFEST)
-    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
-        if path.lower().endswith(".onnx"):
-            bundle = adopt(path, Path(folder) / "adopted.bundle", progress=progress).bundle
-        else:
-            bundle = Bundle.open(path)
+    with opened(path, progress) as bundle:
         quality, calibration = quality_for(bundle, data)
         return quantize(
             bundle,

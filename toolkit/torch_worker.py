@@ -19,6 +19,7 @@ from runtime.errors import FeedError
 
 class TorchTarget:
     device = "cpu"
+    inputs = "as the bundles'"
 
     def __init__(self, request: dict[str, Any]) -> None:
         torch.set_num_threads(request["threads"])

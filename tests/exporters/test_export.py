@@ -14,7 +14,7 @@ from exporters.export import export, refuse_failures, to_onnx
 from exporters.parity import derive_tolerance, fresh_inputs, fuzz_cases, fuzz_sizes, torch_reference
 from exporters.source import find_source
 from runtime.bundle import Bundle
-from runtime.errors import ParityRefused, SourceError, UnknownName
+from runtime.errors import EdgekitError, ParityRefused, SourceError, UnknownName
 from runtime.signature import GraphSignature, TensorSpec
 
 from ..helpers import leftovers
@@ -185,7 +185,7 @@ def test_the_tolerance_is_the_networks_own_rounding_error() -> None:
     ],
 )
 def test_a_users_mistake_is_told_in_one_line(name: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=message) as caught:
+    with pytest.raises(EdgekitError, match=message) as caught:
         export(user(name), tmp_path / "x.bundle")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
 
 from ..console import note, print_json, say, size_text
@@ -55,7 +57,8 @@ def export(source: str, output: str, opset: int | None, settings: tuple[str, ...
         return
     for name, tolerance in report.tolerance.items():
         say(f"{name}: error {report.worst(name):.2e} at most in {len(report.cases)} cases, allowed {tolerance.allowed:.2e}")
-    say("sizes tried: " + "; ".join(str(case) for case in report.cases))
+    sizes = "; ".join(str(case) for case in report.cases)
+    say(textwrap.fill(f"sizes tried: {sizes}", 80, subsequent_indent="  "))
     for text in report.refused_by_reference:
         note(f"not tried, the original itself fails at {text}")
     say(f"bundle: {report.bundle.root} ({size_text(report.bundle.graph_bytes)})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import click
@@ -30,7 +31,8 @@ def list_command(kind: str | None, as_json: bool) -> None:
             say(f"\n{name}")
         for entry in entries:
             extra = f"  ({entry['parameters']:,} parameters)" if "parameters" in entry else ""
-            say(f"  {entry['name']:<18} {entry['description']}{extra}")
+            text = f"  {entry['name']:<18} {entry['description']}{extra}"
+            say(textwrap.fill(text, 80, subsequent_indent=" " * 21))
 
 
 def _entries(kind: str) -> list[dict[str, Any]]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from ..console import print_json, say, size_text, table
+from ..console import note, print_json, say, size_text, table
 from . import options
 
 
 @click.command()
-@click.argument("bundle")
+@click.argument("path", metavar="BUNDLE|.onnx")
 @options.output
 @options.force
 @options.as_json
-def optimize(bundle: str, output: str, force: bool, as_json: bool) -> None:
+def optimize(path: str, output: str, force: bool, as_json: bool) -> None:
     """Simplify a bundle's graph; every pass is verified on its own.
 
     A pass that changes the answers is reverted and named; one that found
@@ -22,9 +24,14 @@ def optimize(bundle: str, output: str, force: bool, as_json: bool) -> None:
     Example: edgekit optimize lenet.bundle -o lenet-lean.bundle
     """
     from exporters.optimize import optimize as optimize_bundle
-    from runtime.bundle import Bundle
+    from runtime.bundle import MANIFEST
+    from runtime.files import refuse_existing
 
-    report = optimize_bundle(Bundle.open(bundle), output, force=force)
+    from ..opening import opened
+
+    refuse_existing(Path(output), force=force, marker=MANIFEST)
+    with opened(path, note) as bundle:
+        report = optimize_bundle(bundle, output, force=force)
     if as_json:
         print_json(report.to_json())
         return

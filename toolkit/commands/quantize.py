@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..console import note, print_json, say, size_text, table, time_text
+from ..console import note, number_text, print_json, say, size_text, table, time_text
 from . import options
 
 
@@ -14,8 +14,15 @@ from . import options
 @click.argument("path", metavar="BUNDLE|.onnx")
 @options.output
 @click.option("--scheme", required=True, metavar="NAME", help="int8-dynamic, int8-static or fp16.")
-@click.option("--only", multiple=True, metavar="OPERATOR", help="Quantize these operator types only, e.g. Gemm.")
-@click.option("--exclude", multiple=True, metavar="OPERATOR", help="Leave these operator types as they are, e.g. Conv.")
+@click.option(
+    "--only", multiple=True, metavar="OPERATOR", help="Quantize this operator type only, e.g. Gemm; may be given several times."
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="OPERATOR",
+    help="Leave this operator type as it is, e.g. Conv; may be given several times.",
+)
 @options.data
 @click.option(
     "--max-drop",
@@ -65,20 +72,17 @@ def quantize(path: str, output: str, scheme: str, as_json: bool, threads: int | 
 
 
 def _table(report: Any) -> str:
-    digits = ".2f"
+    from ..benchmark import ratio_text
+
+    def score(value: float) -> str:
+        return f"{number_text(value)} {report.unit}".strip()
+
+    latency = [time_text(report.latency_before_us), time_text(report.latency_after_us)]
+    change = f"drop {report.drop:.2f}" if report.unit == "%" else f"{report.drop:+.2f} %"
     rows = [
         ["size", size_text(report.bytes_before), size_text(report.bytes_after), f"x{report.size_ratio:.2f}"],
-        [
-            f"latency, batch {report.batch}",
-            time_text(report.latency_before_us),
-            time_text(report.latency_after_us),
-            f"x{report.latency_ratio}",
-        ],
-        [
-            report.metric,
-            f"{report.metric_before:{digits}} {report.unit}".strip(),
-            f"{report.metric_after:{digits}} {report.unit}".strip(),
-            f"drop {report.drop:.2f}",
-        ],
+        [f"latency, batch {report.batch}", *latency, f"x{ratio_text(report.latency_ratio)}"],
+        ["  the original twice", "", "", f"x{ratio_text(report.noise)}"],
+        [report.metric, score(report.metric_before), score(report.metric_after), change],
     ]
     return table([report.label, "before", "after", "change"], rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..console import note, print_json, progress_bar, say
+from ..console import note, number_text, print_json, progress_bar, say
 from . import options
 
 
@@ -64,14 +65,18 @@ def train(
             with progress_bar("epoch") as update:
                 run = loop.train(run, parts, directory, lambda epoch: update(epoch.number, epoch.total, str(epoch)))
         except KeyboardInterrupt:
-            note(f"\ninterrupted; go on with: edgekit train --resume -o {output}")
-            raise
+            note(f"\ninterrupted; go on from the last checkpoint with: edgekit train --resume -o {output}")
+            raise SystemExit(130) from None
     metrics = run.metrics or {}
     if as_json:
         print_json({"run": str(directory), "architecture": run.architecture, **metrics})
     else:
         say(
-            f"{run.architecture} after {metrics['epochs']} epochs: {metrics['metric']} "
-            f"{metrics['validation']:.2f} on validation, {metrics['test']:.2f} on test"
+            f"{run.architecture}, weights of epoch {_kept(run)} of {metrics['epochs']}: {metrics['metric']} "
+            f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
         )
         say(f"run: {directory}")
+
+
+def _kept(run: Any) -> int:
+    return run.metrics["best_epoch"] if run.recipe["training"]["keep"] == "best" else run.metrics["epochs"]

@@ -30,6 +30,8 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if not table:
         raise DataError(f"{path} is empty; expected a header and rows")
     header, rows = [name.strip() for name in table[0][1]], table[1:]
+    if len(header) == 1 and ";" in header[0]:
+        raise DataError(f"{path} looks separated by semicolons; expected commas, with a point in decimal numbers")
     if not rows:
         raise DataError(f"{path} has a header but no rows; expected at least one row of values")
     if len(set(header)) != len(header):

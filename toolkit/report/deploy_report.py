@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from runtime.statistics import Estimate
 
 from ..benchmark import ratio_text
-from ..console import size_text, table, time_text
+from ..console import number_text, size_text, table, time_text
 
 FP32 = "fp32"
 REPORT_DATA = "report.json"
@@ -22,7 +23,7 @@ class VariantResult:
     """A row of the report: PyTorch, the exported network, or an attempt at making it smaller."""
 
     name: str
-    verdict: str  # "reference", "kept" or "refused"
+    verdict: str  # "reference", "kept", "refused" or "not tried"
     bundle: str | None = None  # folder inside the report's
     bytes: int | None = None
     metric: float | None = None
@@ -68,13 +69,16 @@ def summary(report: DeployReport, output: str) -> str:
     """The short table at the end, and where to go from here."""
     rows = []
     for item in report.variants:
-        metric = "–" if item.metric is None else f"{item.metric:.2f} {report.unit}".strip()
+        metric = "–" if item.metric is None else f"{number_text(item.metric)} {report.unit}".strip()
         ratio = "1" if item.name == FP32 else ("–" if item.ratio is None else ratio_text(item.ratio))
         latency = "–" if item.latency is None else time_text(item.latency.median)
         size = "–" if item.bytes is None else size_text(item.bytes)
         rows.append([item.name, metric, size, latency, ratio, item.verdict])
     lines = ["", table(["variant", report.metric, "size", "latency", "ratio", "verdict"], rows), ""]
     lines += [f"refused {item.name}: {_short(item.reason)}" for item in report.variants if item.verdict == "refused"]
+    lines += [f"not tried: {item.name}, {item.reason}" for item in report.variants if item.verdict == "not tried"]
+    if report.bench["warning"]:
+        lines.append(f"warning: {report.bench['warning']}")
     if report.same_answers:
         lines.append(f"fp32 answers as PyTorch on {report.same_answers[0]} of {report.same_answers[1]} test rows")
     folder, bundle = Path(output), str(report.variant(report.winner).bundle)
@@ -86,4 +90,5 @@ def summary(report: DeployReport, output: str) -> str:
 
 
 def _short(reason: str) -> str:
-    return reason.split(";")[0].split(" (95")[0]
+    """Every reason, without its figures in brackets."""
+    return re.sub(r" \(95 %.*?\)", "", reason)

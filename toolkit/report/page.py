@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..console import size_text, time_text
+from ..console import number_text, size_text, time_text
 from .plot import Point, draw
 
 _HERE = Path(__file__).resolve().parent
@@ -52,4 +52,4 @@ def _estimate(value: Any, digits: int = 2) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return "–" if value is None else number_text(value)

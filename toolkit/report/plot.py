@@ -23,9 +23,10 @@ class Point:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round values on a logarithmic axis: 1, 2 and 5 times powers of ten, within the range."""
+    """Round values on a logarithmic axis: powers of ten, and 2 and 5 times those where there is room for the labels."""
+    factors = (1, 2, 5) if high / low < 60 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
 
 
 def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[float], str]) -> str:

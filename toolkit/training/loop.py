@@ -57,7 +57,7 @@ class Epoch:
     best_epoch: int
 
     def __str__(self) -> str:
-        return f"loss {self.loss:.4f}  {self.metric} {self.value:.2f}"
+        return f"loss {self.loss:.4f}  {self.metric} {self.value:.{2 if self.value < 1e5 else 0}f}"
 
 
 def start(recipe: Recipe, directory: Path, *, force: bool = False) -> tuple[Run, Split]:
@@ -104,11 +104,13 @@ def _plan(recipe: Recipe) -> tuple[Run, Split]:
     config = architecture.configure(recipe.network)
     wanted = architecture.input(config).shape[1:]
     image_size = int(wanted[1]) if len(wanted) == 3 else None
+    if architecture.images_only and Path(recipe.data.path or "").suffix.lower() in (".csv", ".tsv"):
+        raise DataError(f"{architecture.name} takes images, but {recipe.data.path} is a table; use mlp, softmax or linear")
     data = load_data(recipe.data, tasks=architecture.tasks, image_size=image_size)
     parts = split(data, recipe.data)
     outputs = len(data.labels) if data.labels else 1
     shape = parts.statistics.shape
-    if len(shape) == 1 and architecture.name == "lenet":
+    if len(shape) == 1 and architecture.images_only:
         raise DataError(f"{architecture.name} takes images, but {data.name} has columns; use mlp, softmax or linear")
     if len(shape) == 1 and recipe.training.shift:
         raise OptionError("training.shift moves images, but this data has columns; remove it")
@@ -225,7 +227,7 @@ def _optimizer(module: nn.Module, settings: Any) -> torch.optim.Optimizer:
 
 
 def _is_stale(progress: Progress, patience: int | None) -> bool:
-    return patience is not None and progress.epoch - progress.best_epoch >= patience
+    return patience is not None and 0 < patience <= progress.epoch - progress.best_epoch
 
 
 def _discard(directory: Path) -> None:

@@ -32,7 +32,7 @@ class TrainingSettings:
     momentum: float | None = None  # sgd only; without it 0.9
     weight_decay: float = 0.0
     shift: int = 0  # images: move each by up to this many pixels, anew in every epoch
-    patience: int | None = None  # stop after this many epochs without a better validation metric
+    patience: int | None = None  # stop after this many epochs without a better validation metric; 0: never
     keep: str = "best"  # the weights of the best validation epoch, or of the last epoch
     seed: int = 0
     threads: int | None = None  # None: all available cores; a resumed run uses what it began with
@@ -45,7 +45,7 @@ class TrainingSettings:
             "momentum": (0, 1),
             "weight_decay": (0, 1e6),
             "shift": (0, 10**4),
-            "patience": (1, 10**9),
+            "patience": (0, 10**9),
             "seed": (0, 2**40),
             "threads": (1, 4096),
         }
@@ -127,4 +127,7 @@ def _read(path: Path) -> Recipe:
         raise DataError(f"the recipe {path} cannot be read: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"the recipe {path} is not valid TOML: {error}") from None
-    return Recipe.from_json(document, str(path))
+    recipe = Recipe.from_json(document, str(path))
+    if recipe.data.path is None or Path(recipe.data.path).is_absolute():
+        return recipe
+    return replace(recipe, data=replace(recipe.data, path=str(path.parent / recipe.data.path)))  # beside the recipe

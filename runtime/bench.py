@@ -37,8 +37,8 @@ from .signature import GraphSignature
 from .statistics import Estimate, estimate, percentiles, quantile
 
 _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads was measured a hundred times slower
-# A thread pool goes on spinning for about a millisecond after its last call. Without this pause the next worker shares its cores with
-# that: PyTorch on two threads measured 20 ms instead of 0.6 ms right after onnxruntime's turn.
+# A thread pool goes on spinning for about a millisecond after its last call. Without this pause the next worker shares its
+# cores with that: PyTorch on two threads measured 20 ms instead of 0.6 ms right after onnxruntime's turn.
 _SETTLE_SECONDS = 0.005
 TURN_SECONDS = 0.006  # many short turns: measured, 100 of 6 ms give a tighter ratio than 40 of 15 ms
 

@@ -241,18 +241,20 @@ def _bench(
 
 def _fill_in(rows: list[VariantResult], parity: dict[str, Any], timings: BenchReport, batch: int) -> None:
     """Verdicts of the goldens and latencies, into the rows."""
-    base = timings.timing(FP32, batch).latency.median
+    fp32 = timings.timing(FP32, batch).latency
     for item in rows:
         if item.bundle:
             item.verified = bool(parity[item.name])
+        if item.name == FP32:
+            item.latency = fp32
+            continue
         if item.bundle or item.name == TORCH:
-            timing = timings.timing(item.name, batch)
-            item.latency, item.ratio = timing.latency, timing.ratio
-        elif item.ratio is not None:  # refused: timed against fp32 in its own run, shown on the scale of this one
-            ratio = item.ratio
-            item.latency = Estimate(
-                base * ratio.median, base * (ratio.low or ratio.median), base * (ratio.high or ratio.median)
-            )
+            item.ratio = timings.timing(item.name, batch).ratio
+        if (
+            item.ratio is not None
+        ):  # by the paired ratio, which holds where medians drift; a refused one was timed when it was tried
+            low, high = item.ratio.low or item.ratio.median, item.ratio.high or item.ratio.median
+            item.latency = Estimate(fp32.median * item.ratio.median, fp32.median * low, fp32.median * high)
 
 
 def _training(network: Exportable | None) -> dict[str, Any] | None:

@@ -20,10 +20,9 @@ from ..helpers import gemm_model, leftovers, save
 @pytest.fixture(scope="module")
 def report_folder(shared: Callable[[str, Callable[[Path], object]], Path], trained: Callable[[str], Path]) -> Path:
     def make(folder: Path) -> None:
-        assert (
-            run(["deploy", str(trained("mlp")), "-o", str(folder / "report"), "--scheme", "int8-static", "--scheme", "fp16"])
-            == 0
-        )
+        schemes = ["--scheme", "int8-static", "--scheme", "fp16"]
+        code = run(["deploy", str(trained("mlp")), "-o", str(folder / "report"), *schemes])
+        assert code in (0, 1)  # 1 if this machine finds every scheme slower: its verdict, not a fault
 
     return shared("deployed-mlp", make) / "report"
 

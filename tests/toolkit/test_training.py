@@ -94,7 +94,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(optimizer: str, tmp_path: P
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["run.json", "weights.safetensors"]
 
 
-def start_training(folder: Path, epochs: int = 8) -> subprocess.Popen[str]:
+def start_training(folder: Path, epochs: int = 16) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             sys.executable,
@@ -126,7 +126,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["run.json", "checkpoint.safetensors"])
 def test_a_killed_process_resumes_to_the_same_bits(moment: str, tmp_path: Path) -> None:
-    recipe = load_recipe("lenet").with_settings({"epochs": 8, "threads": 1})
+    recipe = load_recipe("lenet").with_settings({"epochs": 16, "threads": 1})
     process = start_training(tmp_path / "cut")
     wait_for(tmp_path / "cut" / moment)
     process.kill()

@@ -36,11 +36,12 @@ from .machine import busy_share, describe_machine, peak_resident_bytes, resident
 from .signature import GraphSignature
 from .statistics import Estimate, estimate, percentiles, quantile
 
-_BUSY = 0.2  # with one of two cores taken, PyTorch on two threads was measured a hundred times slower
-# A thread pool goes on spinning for about a millisecond after its last call. Without this pause the next worker shares its
-# cores with that: PyTorch on two threads measured 20 ms instead of 0.6 ms right after onnxruntime's turn.
+_BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4, 5.9 and 16 ms instead of 0.8
+# A pause before every turn. PyTorch on two threads, taking turns with two onnxruntime workers, measured 0.78–0.82 ms with it in
+# three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
+# spinning off in onnxruntime the long tails went away too, but nothing further was tried.
 _SETTLE_SECONDS = 0.005
-TURN_SECONDS = 0.006  # many short turns: measured, 100 of 6 ms give a tighter ratio than 40 of 15 ms
+TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
 
 
 class Target(Protocol):

@@ -1,8 +1,9 @@
 """int8-static: weights and activations in int8, with ranges calibrated on training data (QDQ form).
 
 Weights are symmetric int8, per output channel where there are convolutions; activations are asymmetric uint8. A graph of
-matrix products alone takes one scale a tensor, which measured 0.99 against 1.01 of fp32 on LeNet's (one run, intervals that touch). Matrix products hand on float32: what
-follows them is usually an activation function that would only have to convert back (measured: 6 % faster).
+matrix products alone takes one scale a tensor: LeNet's measured 0.99 of fp32's latency against 1.01 with one a channel (one
+run, intervals that touch). Matrix products hand on float32: what follows them is usually an activation function that would
+only have to convert back (measured: 6 % faster).
 
 Weights take seven of their eight bits (see REDUCED_RANGE in scheme.py): the answers are then the same on every CPU.
 """

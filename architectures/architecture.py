@@ -14,36 +14,52 @@ from .settings import apply_settings
 
 
 @dataclass(frozen=True)
+class DataFacts:
+    """What a network must know of the data it is trained on."""
+
+    task: str
+    shape: tuple[int, ...] = ()  # of one raw sample: (channels, height, width) or (columns,); empty for text
+    outputs: int = 1  # number of classes, or 1 for a quantity
+    rows: int = 0  # samples to train on
+    vocabulary: int = 0  # text: number of tokens, the special ones included
+    target_vocabulary: int = 0  # pairs of texts: the same for the second one
+    longest: int = 0  # text: tokens in the longest sequence of either side, <bos> and <eos> included
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A row of the catalogue.
 
-    `config` is a frozen dataclass with a default for every field. `input` gives the tensor the network takes for a
-    configuration (its first axis is "batch"), and `adapt` fits a configuration to data: sample shape and number of outputs.
+    `config` is a frozen dataclass with the values this name stands for, `inputs` gives the tensors the network takes for a
+    configuration (their first axis is "batch"), and `adapt` fits a configuration to data.
     """
 
     name: str
     description: str
     tasks: tuple[str, ...]  # the first is the default
-    config: type
+    config: Any
     build: Callable[[Any], nn.Module]
-    input: Callable[[Any], TensorSpec]
-    adapt: Callable[[Any, tuple[int, ...], int], Any]
-    images_only: bool = False
+    inputs: Callable[[Any], tuple[TensorSpec, ...]]
+    adapt: Callable[[Any, DataFacts], Any]
+    takes: tuple[str, ...] = ("image",)  # kinds of samples: "image", "columns" or "tokens"
+    head: tuple[str, ...] = ()  # names of the submodules that a new task replaces; the rest are the features
 
     @property
     def task(self) -> str:
         return self.tasks[0]
 
-    def configure(self, settings: Mapping[str, Any] | None = None) -> Any:
-        return apply_settings(self.config(), settings or {}, kind=f"{self.name} setting")
+    def configure(self, settings: Mapping[str, Any] | None = None, *, task: str | None = None) -> Any:
+        """The configuration with `settings`; `task` is for networks that do several."""
+        chosen = {"task": task} if task and hasattr(self.config, "task") else {}
+        return apply_settings(self.config, {**chosen, **(settings or {})}, kind=f"{self.name} setting")
 
-    def parameters(self) -> int:
-        """Number of parameters in the default configuration, counted without allocating them."""
+    def parameters(self, config: Any = None) -> int:
+        """Number of parameters in a configuration, counted without allocating them; without one, the default."""
         import torch
 
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in self.build(self.config()).parameters())
+            return sum(parameter.numel() for parameter in self.build(config or self.config).parameters())
 
 
 def output_name(task: str) -> str:
-    return {"classification": "logits", "regression": "value"}[task]
+    return {"regression": "value", "embedding": "embedding"}.get(task, "logits")

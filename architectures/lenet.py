@@ -7,14 +7,12 @@ pooling and a linear layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from runtime.errors import OptionError
-from runtime.signature import TensorSpec
-
 from .architecture import Architecture
+from .images import check_image_config, fit_image_classifier, image_spec
 
 
 class LeNet(nn.Module):
@@ -49,19 +47,16 @@ class LeNetConfig:
     classes: int = 10
 
     def __post_init__(self) -> None:
-        if not 16 <= self.image_size <= 1024:
-            raise OptionError(f"image_size is {self.image_size}, but LeNet-5 needs at least 16 pixels, and 1024 at most")
-        if self.in_channels < 1 or self.classes < 2:
-            raise OptionError(f"in_channels {self.in_channels} must be 1 or more and classes {self.classes} 2 or more")
+        check_image_config(self, network="LeNet-5", smallest=16)
 
 
 LENET = Architecture(
     name="lenet",
     description="LeNet-5 for 32x32 images",
     tasks=("classification",),
-    config=LeNetConfig,
+    config=LeNetConfig(),
     build=lambda config: LeNet(in_channels=config.in_channels, image_size=config.image_size, classes=config.classes),
-    input=lambda config: TensorSpec("pixels", "float32", ("batch", config.in_channels, config.image_size, config.image_size)),
-    adapt=lambda config, shape, outputs: replace(config, in_channels=shape[0], classes=outputs),
-    images_only=True,
+    inputs=lambda config: (image_spec(config),),
+    adapt=fit_image_classifier,
+    head=("classifier.4",),
 )

@@ -20,10 +20,11 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise((features, *hidden)):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-        self.layers = nn.Sequential(*layers, nn.Linear((features, *hidden)[-1], outputs))
+        self.layers = nn.Sequential(*layers)
+        self.output = nn.Linear((features, *hidden)[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.flatten(1))  # (batch, outputs)
+        return self.output(self.layers(x.flatten(1)))  # (batch, outputs)
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ class MLPConfig:
 
 MLP_ARCHITECTURE = Architecture(
     name="mlp",
-    description="multi-layer perceptron with ReLU and dropout",
+    description="multi-layer perceptron",
     tasks=("classification", "regression"),
-    config=MLPConfig,
+    config=MLPConfig(),
     build=lambda config: MLP(
         features=math.prod(config.input_shape), hidden=config.hidden, outputs=config.outputs, dropout=config.dropout
     ),
-    input=lambda config: TensorSpec("features", "float32", ("batch", *config.input_shape)),
-    adapt=lambda config, shape, outputs: replace(config, input_shape=shape, outputs=outputs),
+    inputs=lambda config: (TensorSpec("features", "float32", ("batch", *config.input_shape)),),
+    adapt=lambda config, data: replace(config, input_shape=data.shape, outputs=data.outputs),
+    takes=("image", "columns"),
+    head=("output",),
 )

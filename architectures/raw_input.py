@@ -58,6 +58,12 @@ class RawInputNetwork(nn.Module):
         self.target_deviation = preprocessing.target_deviation
         self.network = network
 
+    def remember(self, raw: Tensor, targets: Tensor) -> None:
+        """Show the training data to a network that keeps some of it."""
+        remember = getattr(self.network, "remember", None)
+        if remember is not None:
+            remember((raw - self.mean) * self.scale, (targets - self.target_mean) / self.target_deviation)
+
     def forward(self, raw: Tensor) -> Tensor:
         x = (raw - self.mean) * self.scale
         if self.factors is not None:
@@ -79,12 +85,14 @@ def _resize_factors(shape: tuple[int, ...], size: int | None) -> tuple[float, fl
     return factors
 
 
-def build_network(architecture: Architecture, config: Any, preprocessing: Preprocessing | None) -> tuple[nn.Module, TensorSpec]:
-    """The network to train or export, and the tensor it takes."""
-    network, wanted = architecture.build(config), architecture.input(config)
+def build_network(
+    architecture: Architecture, config: Any, preprocessing: Preprocessing | None
+) -> tuple[nn.Module, tuple[TensorSpec, ...]]:
+    """The network to train or export, and the tensors it takes."""
+    network, wanted = architecture.build(config), architecture.inputs(config)
     if preprocessing is None:
         return network, wanted
-    sample = wanted.shape[1:]
+    sample = wanted[0].shape[1:]
     size = None
     if preprocessing.kind == "image" and len(sample) == 3 and preprocessing.shape != sample:
         if preprocessing.shape[0] != sample[0]:
@@ -92,4 +100,4 @@ def build_network(architecture: Architecture, config: Any, preprocessing: Prepro
         size = int(sample[1])
     name = "pixels" if preprocessing.kind == "image" else "features"
     raw = TensorSpec(name, "float32", ("batch", *preprocessing.shape))
-    return RawInputNetwork(network, preprocessing, size), raw
+    return RawInputNetwork(network, preprocessing, size), (raw,)

@@ -14,7 +14,7 @@ from runtime.errors import DataError
 
 from .dataset import Dataset
 
-_TARGET_NAMES = ("target", "label")
+TARGET_NAMES = ("target", "label")
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST_CLASSES = 20  # whole numbers with more distinct values than this are taken for a quantity
 
@@ -51,7 +51,7 @@ def read_columns(path: Path, wanted: Sequence[str]) -> NDArray[np.float32]:
 
 def load_table(path: Path, *, target: str | None, columns: Sequence[str], tasks: tuple[str, ...]) -> Dataset:
     header, rows = read_rows(path)
-    target = target or next((name for name in _TARGET_NAMES if name in header), None)
+    target = target or next((name for name in TARGET_NAMES if name in header), None)
     if target is None:
         raise DataError(
             f"{path} has no column 'target' or 'label'; name the one to predict with --set data.target=COLUMN "
@@ -62,21 +62,26 @@ def load_table(path: Path, *, target: str | None, columns: Sequence[str], tasks:
     if not wanted or target in wanted:
         raise DataError(f"{path}: the target {target!r} cannot be the only column, nor be among the columns to learn from")
     inputs = _numbers(path, header, rows, wanted)
-    cells = _cells(path, header, rows, target)
+    cells = cells_of(path, header, rows, target)
     task = tasks[0] if len(tasks) == 1 else _task_of(cells)
     if task == "regression":
         return Dataset(path.name, task, "columns", inputs, _numbers(path, header, rows, [target])[:, 0], columns=wanted)
+    labels, targets = classes_of(path, target, cells, advice="for a quantity use a network for regression (linear, mlp)")
+    return Dataset(path.name, task, "columns", inputs, targets, labels, wanted)
+
+
+def classes_of(path: Path, column: str, cells: list[str], *, advice: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The different values of a column in order, and each cell's place among them."""
     labels = tuple(sorted(set(cells), key=_label_order))
     if len(labels) < 2:
-        raise DataError(f"{path}: column {target!r} has a single value, {labels[0]!r}; there is nothing to learn to tell apart")
+        raise DataError(f"{path}: column {column!r} has a single value, {labels[0]!r}; there is nothing to learn to tell apart")
     if len(labels) > max(_MOST_CLASSES, len(cells) // 2):
         raise DataError(
-            f"{path}: column {target!r} has {len(labels)} different values in {len(cells)} rows, too many to be classes; "
-            "for a quantity use a network for regression (linear, mlp)"
+            f"{path}: column {column!r} has {len(labels)} different values in {len(cells)} rows, too many to be classes; "
+            + advice
         )
-    numbers = {label: number for number, label in enumerate(labels)}
-    targets = np.array([numbers[cell] for cell in cells], dtype=np.int64)
-    return Dataset(path.name, task, "columns", inputs, targets, labels, wanted)
+    places = {label: place for place, label in enumerate(labels)}
+    return labels, np.array([places[cell] for cell in cells], dtype=np.int64)
 
 
 def _numbers(path: Path, header: list[str], rows: list[tuple[int, list[str]]], wanted: Sequence[str]) -> NDArray[np.float32]:
@@ -97,11 +102,12 @@ def _numbers(path: Path, header: list[str], rows: list[tuple[int, list[str]]], w
     return values
 
 
-def _cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]], name: str) -> list[str]:
+def cells_of(path: Path, header: list[str], rows: list[tuple[int, list[str]]], name: str) -> list[str]:
+    """The text in a column; none may be empty."""
     place = _place(path, header, name)
     for line, row in rows:
         if not row[place].strip():
-            raise DataError(f"{path} line {line} has no value in the target column {name!r}; fill or remove it")
+            raise DataError(f"{path} line {line} has nothing in column {name!r}; fill or remove it")
     return [row[place].strip() for _, row in rows]
 
 

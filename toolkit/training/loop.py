@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,24 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from architectures.catalog import find
-from architectures.run_directory import RUN_FILE, WEIGHTS_FILE, Run, is_run
+from architectures.raw_input import RawInputNetwork
+from architectures.run_directory import RUN_FILE, WEIGHTS_FILE, Run, is_run, tokenizer_file
 from runtime.errors import DataError, OptionError, OutputExists
 from runtime.files import refuse_existing, write_file
-from runtime.machine import available_cpus
-from runtime.metrics import METRICS
 
-from ..data.catalog import load_data
-from ..data.dataset import Dataset, Split, split
-from .augment import shift
+from ..data.preparation import Prepared
 from .checkpoint import CHECKPOINT_FILE, Progress, load_checkpoint, save_checkpoint
-from .losses import loss_for
+from .distributed import Group, join_group
+from .plan import plan, start_weights
 from .recipe import Recipe
-from .schedules import SCHEDULES
+from .records import RECORD_FILES, check_drawing, write_records
+from .steps import Diverged, Stepper, check_possible
+from .tasks import task_for
+from .tasks.samples import predict
 
-_CHECKPOINT_SECONDS = 1.0  # at most this much work is done twice after a kill
-_EVALUATION_BATCH = 1024
+__all__ = ["Diverged", "Epoch", "predict", "resume", "start", "train"]
 
-
-class Diverged(OptionError):
-    """The loss is not a number any more."""
+_CHECKPOINT_SECONDS = 1.0  # after a kill at most this much work is done twice, or one epoch where that is longer
 
 
 @dataclass(frozen=True)
@@ -60,170 +57,154 @@ class Epoch:
         return f"loss {self.loss:.4f}  {self.metric} {self.value:.{2 if self.value < 1e5 else 0}f}"
 
 
-def start(recipe: Recipe, directory: Path, *, force: bool = False) -> tuple[Run, Split]:
+def start(recipe: Recipe, directory: Path, *, force: bool = False) -> tuple[Run, Prepared]:
     """Prepare a run directory: load and split the data, fit the network to it. Nothing is trained yet."""
-    refuse_existing(directory, force=force, marker=RUN_FILE)
-    run, parts = _plan(recipe)
-    _optimizer(run.build()[0], recipe.training)  # what cannot be built must fail before a directory is made
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory):
-        _discard(directory)
-        run.save(directory)
+    group = join_group()
+    if group.leads:
+        refuse_existing(directory, force=force, marker=RUN_FILE)
+    run, parts = plan(recipe)
+    check_possible(_network(run), recipe.training)  # what cannot be done must fail before a directory is made
+    check_drawing()
+    if group.leads:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory):
+            _discard(directory)
+            for name, tokenizer in parts.tokenizers.items():
+                tokenizer.save(directory / tokenizer_file(name))
+            run.save(directory)
+    group.wait()
     return run, parts
 
 
-def resume(directory: Path, recipe: Recipe | None = None) -> tuple[Run, Split]:
+def resume(directory: Path, recipe: Recipe | None = None) -> tuple[Run, Prepared]:
     """Open an unfinished run again. `recipe`, if given, must be the one it began with."""
     if not is_run(directory):
         raise OptionError(f"there is no run at {directory} to resume; start one without --resume")
     run = Run.open(directory)
     recorded = Recipe.from_json(run.recipe, str(directory / RUN_FILE))
-    if recipe is not None and recipe != replace(recorded, training=replace(recorded.training, threads=recipe.training.threads)):
+    if recipe is not None and not _same_training(recipe, recorded):
         raise OptionError(
             f"the run at {directory} began with other settings; resume it with: edgekit train --resume -o {directory}"
         )
-    again, parts = _plan(recorded)
+    again, parts = plan(recorded, run.load_tokenizers(directory))
     if again.data["fingerprint"] != run.data.get("fingerprint"):
         raise DataError(f"the data of the run at {directory} has changed since it began; train again with --force")
     return run, parts
 
 
-def train(run: Run, parts: Split, directory: Path, on_epoch: Callable[[Epoch], None] = lambda epoch: None) -> Run:
+def _same_training(recipe: Recipe, recorded: Recipe) -> bool:
+    """Whether they differ in words or in threads alone; those stay what they were."""
+    threads = replace(recipe.training, threads=recorded.training.threads)
+    return replace(recipe, description=recorded.description, training=threads) == recorded
+
+
+def train(
+    run: Run,
+    parts: Prepared,
+    directory: Path,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Run:
     """Train to the end, from the last checkpoint if there is one, and complete the run directory."""
-    with _locked(directory):
+    group = join_group()
+    with _locked(directory) if group.leads else contextlib.nullcontext():
         current = Run.open(directory)
         if current.recipe != json.loads(json.dumps(run.recipe)):
             raise OutputExists(f"another training has replaced the run at {directory}; choose another -o")
+        group.wait()
         if current.status == "complete":
             return current
-        return _train(run, parts, directory, on_epoch)
+        return _train(run, parts, directory, group, on_epoch, on_step)
 
 
-def _plan(recipe: Recipe) -> tuple[Run, Split]:
-    architecture = find(recipe.architecture)
-    config = architecture.configure(recipe.network)
-    wanted = architecture.input(config).shape[1:]
-    image_size = int(wanted[1]) if len(wanted) == 3 else None
-    if architecture.images_only and Path(recipe.data.path or "").suffix.lower() in (".csv", ".tsv"):
-        raise DataError(f"{architecture.name} takes images, but {recipe.data.path} is a table; use mlp, softmax or linear")
-    data = load_data(recipe.data, tasks=architecture.tasks, image_size=image_size)
-    parts = split(data, recipe.data)
-    outputs = len(data.labels) if data.labels else 1
-    shape = parts.statistics.shape
-    if len(shape) == 1 and architecture.images_only:
-        raise DataError(f"{architecture.name} takes images, but {data.name} has columns; use mlp, softmax or linear")
-    if len(shape) == 1 and recipe.training.shift:
-        raise OptionError("training.shift moves images, but this data has columns; remove it")
-    adapted = architecture.adapt(config, shape, outputs)
-    for key in recipe.network:
-        if getattr(adapted, key) != getattr(config, key):
-            raise OptionError(
-                f"network.{key} is {getattr(config, key)}, but {data.name} needs {getattr(adapted, key)}; leave it out"
-            )
-    config = adapted
-    threads = recipe.training.threads or available_cpus()
-    recipe = replace(recipe, training=replace(recipe.training, threads=threads))
-    about = {**asdict(recipe.data), "name": data.name, "fingerprint": data.fingerprint, "rows": len(data)}
-    about.pop("path")  # a bundle must not carry a path of the machine it was made on
-    run = Run(architecture.name, vars(config), data.task, parts.statistics, data.labels, about, recipe.to_json())
-    return run, parts
+def _network(run: Run) -> nn.Module:
+    """The network with its first weights: fresh ones, or those of the run it starts from."""
+    settings = Recipe.from_json(run.recipe, RUN_FILE).training
+    torch.manual_seed(settings.seed)
+    network, _ = run.build()
+    start_weights(network, run, settings)
+    return network
 
 
-def _train(run: Run, parts: Split, directory: Path, on_epoch: Callable[[Epoch], None]) -> Run:
+def _train(
+    run: Run,
+    parts: Prepared,
+    directory: Path,
+    group: Group,
+    on_epoch: Callable[[Epoch], None],
+    on_step: Callable[[int, int], None],
+) -> Run:
     settings = Recipe.from_json(run.recipe, RUN_FILE).training
     torch.set_num_threads(settings.threads or 1)
-    torch.manual_seed(settings.seed)
-    module, _ = run.build()
-    optimizer = _optimizer(module, settings)
-    best, progress = {name: tensor.clone() for name, tensor in module.state_dict().items()}, Progress()
+    network = _network(run)
+    if isinstance(network, RawInputNetwork):
+        network.remember(torch.from_numpy(parts.train.inputs), torch.from_numpy(parts.train.targets))
+    task = task_for(run, settings, parts.tokenizers)
+    stepper = Stepper(network, task, settings, group, steps_an_epoch=task.steps(parts.train))
+    best, progress = _copy(stepper.kept_weights()), Progress()
     if (directory / CHECKPOINT_FILE).exists():
-        best, progress = load_checkpoint(directory, module, optimizer)
-    loss_of = loss_for(run.task, run.preprocessing.target_deviation)
-    metric = METRICS[run.task]
-    saved_at = time.monotonic()
+        best, average, progress = load_checkpoint(directory, stepper.network, stepper.optimizer)
+        if stepper.average:
+            stepper.average.load(average)
+        if progress.scaler:
+            stepper.scaler.load_state_dict(progress.scaler)
+    saved_at = began = time.monotonic()
+    before = progress.seconds
     while progress.epoch < settings.epochs and not _is_stale(progress, settings.patience):
         try:
-            loss = _run_epoch(module, optimizer, loss_of, parts.train, settings, progress.epoch)
+            loss, rate = stepper.run_epoch(parts.train, progress.epoch, on_step)
         except Diverged:
-            _discard(directory)  # such weights are of no use, and would stand in the way of the next try
+            if group.leads and not (directory / CHECKPOINT_FILE).exists():
+                _discard(directory)  # nothing of use, and it would stand in the way of the next try
             raise
-        value = metric.compute(predict(module, parts.validation), parts.validation.targets)
+        with stepper.evaluating() as module:
+            values = group.tell(task.evaluate(module, parts.validation, quick=True))
+        value = values[task.metric]
         progress.epoch += 1
-        progress.history.append({"epoch": progress.epoch, "loss": loss, metric.name: value})
+        progress.scaler = stepper.scaler.state_dict()
+        progress.seconds = before + time.monotonic() - began
+        progress.history.append({"epoch": progress.epoch, "loss": loss, "learning_rate": rate, **values})
         if progress.best_metric is None or (
-            value > progress.best_metric if metric.higher_is_better else value < progress.best_metric
+            value > progress.best_metric if task.higher_is_better else value < progress.best_metric
         ):
             progress.best_metric, progress.best_epoch = value, progress.epoch
-            best = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-        on_epoch(Epoch(progress.epoch, settings.epochs, loss, metric.name, value, progress.best_metric, progress.best_epoch))
-        if time.monotonic() - saved_at > _CHECKPOINT_SECONDS:
-            save_checkpoint(directory, module, best, optimizer, progress)
+            best = _copy(stepper.kept_weights())
+        on_epoch(Epoch(progress.epoch, settings.epochs, loss, task.metric, value, progress.best_metric, progress.best_epoch))
+        if group.leads and time.monotonic() - saved_at > _CHECKPOINT_SECONDS:
+            average = stepper.average.weights if stepper.average else {}
+            save_checkpoint(directory, stepper.network, best, average, stepper.optimizer, progress)
             saved_at = time.monotonic()
-    if settings.keep == "best":
-        module.load_state_dict(best)
-    return _complete(run, parts, directory, module, progress)
+    stepper.network.load_state_dict(best if settings.keep == "best" else _copy(stepper.kept_weights()))
+    if group.leads:
+        run = _complete(run, parts, directory, stepper.network, task, progress)
+    group.wait()
+    return run
 
 
-def _complete(run: Run, parts: Split, directory: Path, module: nn.Module, progress: Progress) -> Run:
-    metric = METRICS[run.task]
+def _complete(run: Run, parts: Prepared, directory: Path, network: nn.Module, task: Any, progress: Progress) -> Run:
+    details = {name: task.evaluate(network, getattr(parts, name), quick=False) for name in ("validation", "test")}
     metrics = {
-        "metric": metric.name,
-        "validation": metric.compute(predict(module, parts.validation), parts.validation.targets),
-        "test": metric.compute(predict(module, parts.test), parts.test.targets),
+        "metric": task.metric,
+        "validation": details["validation"][task.metric],
+        "test": details["test"][task.metric],
+        "details": details,
         "epochs": progress.epoch,
         "best_epoch": progress.best_epoch,
+        "seconds": round(progress.seconds, 1),
         "history": progress.history,
     }
-    weights = {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
+    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
     write_file(directory / WEIGHTS_FILE, save(weights))
-    run = replace(run, status="complete", metrics=metrics)
+    run = replace(run, metrics=metrics)
+    write_records(run, parts, directory, network, task)
+    run = replace(run, status="complete")
     run.save(directory)
     (directory / CHECKPOINT_FILE).unlink(missing_ok=True)
     return run
 
 
-def _run_epoch(
-    module: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Any, data: Dataset, settings: Any, epoch: int
-) -> float:
-    """One pass over the training part; returns the mean loss."""
-    seed = settings.seed * 1_000_003 + epoch
-    torch.manual_seed(seed)  # dropout
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(data), generator=generator)
-    for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate * SCHEDULES[settings.schedule](epoch, settings.epochs)
-    inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
-    module.train()
-    total = torch.zeros(())
-    for rows in order.split(settings.batch_size or len(data)):
-        optimizer.zero_grad()
-        batch = shift(inputs[rows], settings.shift, generator) if settings.shift else inputs[rows]
-        loss = loss_of(module(batch), targets[rows])
-        loss.backward()
-        optimizer.step()
-        total += loss.detach() * len(rows)
-    mean = float(total) / len(data)
-    if not torch.isfinite(total):
-        raise Diverged(
-            f"the loss became {mean} in epoch {epoch + 1}; take smaller steps with: "
-            f"--set training.learning_rate={settings.learning_rate / 10:g}"
-        )
-    return mean
-
-
-def predict(module: nn.Module, data: Dataset) -> Any:
-    """Outputs of the network for every row, as numpy."""
-    module.eval()
-    with torch.inference_mode():
-        return torch.cat([module(batch) for batch in torch.from_numpy(data.inputs).split(_EVALUATION_BATCH)]).numpy()
-
-
-def _optimizer(module: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    parameters: Iterator[Tensor] = module.parameters()
-    common = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=0.9 if settings.momentum is None else settings.momentum, **common)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer](parameters, **common)
+def _copy(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
 def _is_stale(progress: Progress, patience: int | None) -> bool:
@@ -232,8 +213,10 @@ def _is_stale(progress: Progress, patience: int | None) -> bool:
 
 def _discard(directory: Path) -> None:
     """Remove a run's own files; an empty directory goes with the lock."""
-    for name in (WEIGHTS_FILE, CHECKPOINT_FILE, RUN_FILE):
+    for name in (WEIGHTS_FILE, CHECKPOINT_FILE, RUN_FILE, *RECORD_FILES):
         (directory / name).unlink(missing_ok=True)
+    for path in directory.glob(tokenizer_file("*")):
+        path.unlink()
 
 
 @contextmanager

@@ -13,11 +13,17 @@ from architectures.settings import apply_settings
 from runtime.errors import DataError, OptionError, UnknownName
 
 from ..data.dataset import DataSettings
+from .augment import Augmentation
 from .schedules import SCHEDULES
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-OPTIMIZERS = ("sgd", "adam", "adamw")
-KEEP = ("best", "last")
+CHOICES = {
+    "optimizer": ("sgd", "adam", "adamw"),
+    "schedule": SCHEDULES,
+    "keep": ("best", "last"),
+    "precision": ("float32", "bf16", "fp16"),
+    "device": ("auto", "cpu", "cuda"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,26 +31,56 @@ class TrainingSettings:
     """The [training] section of a recipe."""
 
     epochs: int = 30
-    batch_size: int = 64  # 0: the whole training part at once
+    batch_size: int = 64  # rows a step; 0: the whole training part at once
+    accumulate: int = 1  # work through a batch in this many pieces, for less memory; the same step, batch norms aside
+    window: int = 128  # language models: tokens of each row in one step (back-propagation through time ends there)
     optimizer: str = "adam"
     learning_rate: float = 1e-3
-    schedule: str = "constant"  # or cosine, down to zero at the last epoch
     momentum: float | None = None  # sgd only; without it 0.9
-    weight_decay: float = 0.0
+    beta2: float = 0.999  # adam and adamw
+    weight_decay: float = 0.0  # of matrices and kernels; biases and norms are spared
+    schedule: str = "constant"  # see schedules.py
+    warmup: int = 0  # steps in which the learning rate grows from nothing
+    step_every: int = 10  # step schedule: epochs until the rate is multiplied by step_factor
+    step_factor: float = 0.1
+    clip: float | None = None  # largest norm of the gradient
+    label_smoothing: float = 0.0
+    ema: float | None = None  # keep an exponential moving average of the weights with this decay, e.g. 0.999
+    precision: str = "float32"  # or bf16, fp16: mixed precision
+    recompute: bool = False  # Transformers: compute activations again going backward, for less memory
     shift: int = 0  # images: move each by up to this many pixels, anew in every epoch
+    rotate: float = 0.0  # images: turn each by up to this many degrees
+    flip: bool = False  # images: mirror every second one
+    crop: float = 0.0  # images: cut away up to this share of each side
+    noise: float = 0.0  # images: add noise of this many deviations
     patience: int | None = None  # stop after this many epochs without a better validation metric; 0: never
     keep: str = "best"  # the weights of the best validation epoch, or of the last epoch
+    start: str | None = None  # a finished run whose weights to start from; its head is replaced where the task differs
+    freeze: bool = False  # with start: train the new head only
     seed: int = 0
     threads: int | None = None  # None: all available cores; a resumed run uses what it began with
+    device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
 
     def __post_init__(self) -> None:
         limits = {
             "epochs": (1, 10**9),
             "batch_size": (0, 10**9),
+            "accumulate": (1, 10**6),
+            "window": (2, 10**6),
             "learning_rate": (1e-12, 1e12),
             "momentum": (0, 1),
+            "beta2": (0, 0.9999999),
             "weight_decay": (0, 1e6),
+            "warmup": (0, 10**9),
+            "step_every": (1, 10**9),
+            "step_factor": (1e-12, 1),
+            "clip": (1e-12, 1e12),
+            "label_smoothing": (0, 0.99),
+            "ema": (0, 0.9999999),
             "shift": (0, 10**4),
+            "rotate": (0, 180),
+            "crop": (0, 0.9),
+            "noise": (0, 100),
             "patience": (0, 10**9),
             "seed": (0, 2**40),
             "threads": (1, 4096),
@@ -53,11 +89,17 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise OptionError(f"training.{name} is {value:g}, expected {low:g} to {high:g}")
-        for name, known in (("optimizer", OPTIMIZERS), ("schedule", tuple(SCHEDULES)), ("keep", KEEP)):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UnknownName.of(f"value for training.{name}", getattr(self, name), known)
         if self.momentum is not None and self.optimizer != "sgd":
             raise OptionError(f"training.momentum is for sgd, but the optimizer is {self.optimizer}; leave it out")
+        if self.freeze and self.start is None:
+            raise OptionError("training.freeze keeps the weights of an earlier run; name it with training.start")
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(self.shift, self.rotate, self.flip, self.crop, self.noise)
 
 
 @dataclass(frozen=True)
@@ -76,7 +118,9 @@ class Recipe:
         full = {key if "." in key or key in ("data", "training") else f"training.{key}": value for key, value in others.items()}
         changed = apply_settings(sections, full, kind="recipe setting")
         merged = {**self.network, **network}
-        find(self.architecture).configure(merged)  # refuses unknown keys and wrong types now rather than later
+        find(self.architecture).configure(
+            merged, task=changed.data.task
+        )  # refuses unknown keys and wrong types now rather than later
         return replace(self, network=merged, data=changed.data, training=changed.training)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,14 +16,14 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from architectures.architecture import output_name
+from architectures.architecture import Architecture, output_name
 from architectures.catalog import CATALOG, find
 from architectures.raw_input import build_network
 from architectures.run_directory import Run, is_run
@@ -80,8 +80,10 @@ def find_source(text: str, settings: Mapping[str, Any] | None = None) -> Exporta
 
 def from_run(directory: Path) -> Exportable:
     run = Run.open(directory)
-    module, spec = run.load(directory)
     about = run.preprocessing
+    refuse_text(find(run.architecture))
+    assert about is not None
+    module, (spec,) = run.load(directory)
     trailing = (1,) * (len(about.shape) - 1)
     random = torch.randn((_EXAMPLE_BATCH, *about.shape), generator=torch.Generator().manual_seed(0))
     example = random * torch.tensor(about.deviation).reshape(-1, *trailing) + torch.tensor(about.mean).reshape(-1, *trailing)
@@ -107,14 +109,16 @@ def from_run(directory: Path) -> Exportable:
 
 def _without_path(recipe: dict[str, Any]) -> dict[str, Any]:
     """A bundle must not carry a path of the machine it was made on."""
-    return recipe | {"data": {key: value for key, value in recipe["data"].items() if key != "path"}}
+    sections = {"data": "path", "training": "start"}
+    return recipe | {name: {k: v for k, v in recipe[name].items() if k != key} for name, key in sections.items()}
 
 
 def from_architecture(name: str, settings: Mapping[str, Any] | None = None) -> Exportable:
     architecture = find(name)
     config = architecture.configure(settings)
+    refuse_text(architecture)
     torch.manual_seed(0)
-    module, spec = build_network(architecture, config, None)
+    module, (spec,) = build_network(architecture, config, None)
     shape = [_EXAMPLE_BATCH if isinstance(dim, str) else dim for dim in spec.shape]
     return Exportable(
         name=name,
@@ -123,8 +127,16 @@ def from_architecture(name: str, settings: Mapping[str, Any] | None = None) -> E
         inputs={spec.name: torch.randn(shape, generator=torch.Generator().manual_seed(0))},
         dynamic_axes={spec.name: {0: "batch"}},
         output_names=(output_name(architecture.task),),
-        source={"kind": "architecture", "architecture": name, "config": vars(config)},
+        source={"kind": "architecture", "architecture": name, "config": asdict(config)},
     )
+
+
+def refuse_text(architecture: Architecture) -> None:
+    if architecture.takes == ("tokens",):
+        raise SourceError(
+            f"{architecture.name} takes text, and exporting such networks is not built yet; "
+            "until then export one that takes images or columns, or your own module with file.py:function"
+        )
 
 
 def from_function(reference: str) -> Exportable:

@@ -30,32 +30,38 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[
     return get
 
 
-def _train(name: str, folder: Path) -> None:
+def _train(name: str, folder: Path, settings: dict[str, object]) -> None:
     from toolkit.training import loop
     from toolkit.training.recipe import load_recipe
 
     # One thread: test processes share two cores, and waiting threads of one would starve the other.
-    run, parts = loop.start(load_recipe(name).with_settings({"threads": 1}), folder / "run")
+    run, parts = loop.start(load_recipe(name).with_settings({"threads": 1} | settings), folder / "run")
     loop.train(run, parts, folder / "run")
 
 
 @pytest.fixture(scope="session")
-def trained(shared: Callable[[str, Callable[[Path], object]], Path]) -> Callable[[str], Path]:
-    """trained("lenet"): the run directory of the shared recipe, trained to its end."""
-    return lambda name: shared(f"run-{name}", lambda folder: _train(name, folder)) / "run"
+def trained(shared: Callable[[str, Callable[[Path], object]], Path]) -> Callable[..., Path]:
+    """trained("lenet"): the run directory of the shared recipe, trained to its end, or with other settings."""
+    return lambda name, **settings: shared(_name("run", name, settings), lambda folder: _train(name, folder, settings)) / "run"
 
 
 @pytest.fixture(scope="session")
-def exported(shared: Callable[[str, Callable[[Path], object]], Path], trained: Callable[[str], Path]) -> Callable[[str], Path]:
+def exported(shared: Callable[[str, Callable[[Path], object]], Path], trained: Callable[..., Path]) -> Callable[..., Path]:
     """exported("lenet"): the bundle of that run."""
 
-    def make(name: str, folder: Path) -> None:
+    def make(name: str, folder: Path, settings: dict[str, object]) -> None:
         from exporters.export import export
         from exporters.source import find_source
 
-        export(find_source(str(trained(name))), folder / f"{name}.bundle")
+        export(find_source(str(trained(name, **settings))), folder / f"{name}.bundle")
 
-    return lambda name: shared(f"bundle-{name}", lambda folder: make(name, folder)) / f"{name}.bundle"
+    return lambda name, **settings: (
+        shared(_name("bundle", name, settings), lambda folder: make(name, folder, settings)) / f"{name}.bundle"
+    )
+
+
+def _name(kind: str, name: str, settings: dict[str, object]) -> str:
+    return "-".join([kind, name, *(f"{key}={value}" for key, value in settings.items())])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from architectures.catalog import CATALOG
+from architectures.catalog import CATALOG, find
 from architectures.run_directory import Run, is_run
 from architectures.settings import parse_settings
 from exporters.adopt import adopt
@@ -22,7 +22,7 @@ from exporters.export import ExportReport, export
 from exporters.optimize import optimize
 from exporters.quantize import Budget, Calibration, MeasuredRefusal, Quality, QuantizeReport, quantize
 from exporters.quantizers import SCHEMES
-from exporters.source import Exportable, find_source
+from exporters.source import Exportable, find_source, refuse_text
 from runtime.bench import BenchReport, bench, bundle_variant
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
@@ -128,6 +128,7 @@ def _export(source: str, folder: Path, data: str | None, settings: tuple[str, ..
         return Origin(None, adopt(source, target, progress=progress), data)
     if is_recipe and not is_run(source):
         recipe = load_recipe(source).with_settings(parse_settings(settings) | ({"data.path": data} if data else {}))
+        refuse_text(find(recipe.architecture))  # now rather than after training
         data = data or recipe.data.path
         run, parts = loop.start(recipe, folder / "run")
         progress(f"training {run.architecture} on {run.data['name']} ({len(parts.train)} rows)")

@@ -19,7 +19,7 @@ from runtime.model import as_batch
 from runtime.session import Session
 
 from .data.arrays import load_feeds
-from .data.catalog import DATASETS, load_path
+from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
 
 _BATCH = 64
@@ -89,7 +89,8 @@ def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
             raise OptionError(
                 f"the network was trained on {recorded['name']}; pass it, or other labelled data, with --data PATH"
             )
-        return _split(DATASETS[str(recorded["name"])].load(), recorded)
+        settings = DataSettings(name=str(recorded["name"]), limit=recorded.get("limit"))
+        return _split(load_data(settings, tasks=(bundle.manifest.task,)), recorded)
     if bundle.manifest.task == "tensors":
         return None
     about = bundle.manifest.preprocessing or {}
@@ -100,8 +101,9 @@ def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
     )
     data = _with_labels_of(bundle, load_path(Path(path), settings, tasks=(bundle.manifest.task,)), path)
     as_batch(bundle.graph()[1].signature.inputs[0], data.inputs[:1])  # refuses another shape before any work is done
-    if recorded and recorded["fingerprint"] == data.fingerprint:
-        return _split(data, recorded)
+    used = data.limited(recorded["limit"]) if recorded and recorded.get("limit") else data
+    if recorded and recorded["fingerprint"] == used.fingerprint:
+        return _split(used, recorded)
     return BundleData(data, data, f"all {len(data)} rows of {data.name}")
 
 
@@ -134,7 +136,8 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
 
 
 def _split(data: Dataset, recorded: Any) -> BundleData:
-    settings = DataSettings(seed=recorded["seed"], validation=recorded["validation"], test=recorded["test"])
+    keys = ("seed", "validation", "test", "folds", "fold")
+    settings = DataSettings(**{key: recorded[key] for key in keys if key in recorded})
     if recorded["fingerprint"] != data.fingerprint:
         raise DataError(f"{data.name} is not the data the network was trained on any more; pass labelled data with --data PATH")
     parts = split(data, settings)

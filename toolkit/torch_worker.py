@@ -31,7 +31,7 @@ class TorchTarget:
         else:
             architecture, about = find(request["architecture"]), request["preprocessing"]
             config = architecture.configure(request["config"])
-            module, spec = build_network(architecture, config, about and Preprocessing.from_json(about))
+            module, (spec,) = build_network(architecture, config, about and Preprocessing.from_json(about))
             self._module = module.eval()
             self._inputs = {spec.name: torch.randn([dim if isinstance(dim, int) else 1 for dim in spec.shape])}
             self._axes = {spec.name: {0: "batch"}}

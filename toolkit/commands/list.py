@@ -29,10 +29,29 @@ def list_command(kind: str | None, as_json: bool) -> None:
     for name, entries in found.items():
         if not kind:
             say(f"\n{name}")
+        width = max(len(entry["name"]) for entry in entries) + 2
         for entry in entries:
-            extra = f"  ({entry['parameters']:,} parameters)" if "parameters" in entry else ""
-            text = f"  {entry['name']:<18} {entry['description']}{extra}"
-            say(textwrap.fill(text, 80, subsequent_indent=" " * 21))
+            facts = _facts(entry)
+            text = f"  {entry['name']:<{width}}{facts}{entry['description']}"
+            say(textwrap.fill(text, 80, subsequent_indent=" " * (2 + width + len(facts))))
+
+
+def _facts(entry: dict[str, Any]) -> str:
+    """The columns between a name and its description."""
+    if "parameters" in entry:
+        return f"{_TASK_NAMES.get(entry['task'], entry['task']):<12}{_short(entry['parameters']):>7}  "
+    return f"{entry['task']:<16}" if "task" in entry else ""
+
+
+_TASK_NAMES = {"classification": "classes", "language-model": "language", "masked-lm": "masked text"}
+
+
+def _short(count: int) -> str:
+    """61,706 → "61.7k"; the exact number is in --json."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
 
 
 def _entries(kind: str) -> list[dict[str, Any]]:

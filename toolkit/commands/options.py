@@ -11,7 +11,7 @@ settings = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change one setting; may be given several times."
 )
 data = click.option(
-    "--data", metavar="PATH", help="Your own data: .csv, .tsv, .npz, or a folder with one folder of images a class."
+    "--data", metavar="PATH", help="Your own data: .csv, .tsv, .npz, .txt, or a folder of images, one folder a class."
 )
 threads = click.option(
     "--threads", type=click.IntRange(1), help="Threads for onnxruntime and PyTorch.  [default: all available cores]"

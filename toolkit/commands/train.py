@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..console import note, number_text, print_json, progress_bar, say
+from ..console import note, number_text, print_json, progress_bar, say, table
 from . import options
 
 
@@ -17,10 +17,20 @@ from . import options
 @options.data
 @options.settings
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run at PATH.")
+@click.option(
+    "--folds", type=click.IntRange(2), metavar="K", help="Cross-validate: train K runs, each validated on another part."
+)
 @options.force
 @options.as_json
 def train(
-    recipe: str | None, output: str, data: str | None, settings: tuple[str, ...], resume: bool, force: bool, as_json: bool
+    recipe: str | None,
+    output: str,
+    data: str | None,
+    settings: tuple[str, ...],
+    resume: bool,
+    folds: int | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Train a network by a recipe.
 
@@ -31,11 +41,14 @@ def train(
       edgekit train lenet -o runs/lenet
       edgekit train mlp --data houses.csv --set data.target=price -o runs/houses
       edgekit train --resume -o runs/lenet
+      edgekit train softmax --folds 5 -o runs/softmax-folds
+      torchrun --nproc-per-node 2 -m toolkit train gpt -o runs/gpt
     """
     from architectures.settings import parse_settings
     from runtime.errors import OptionError
 
     from ..training import loop
+    from ..training.distributed import join_group
     from ..training.recipe import load_recipe
 
     if recipe is None and not resume:
@@ -49,33 +62,86 @@ def train(
         changes = parse_settings(settings) | ({"data.path": data} if data else {})
         chosen = load_recipe(recipe).with_settings(changes)
     directory = Path(output)
+    if folds:
+        _cross_validate(chosen, directory, folds, resume=resume, force=force, as_json=as_json)
+        return
     if resume:
         run, parts = loop.resume(directory, chosen)
     else:
         assert chosen is not None
         run, parts = loop.start(chosen, directory, force=force)
-    if run.status == "complete":
-        note(f"the run at {directory} is already complete")
-    else:
-        note(
-            f"training {run.architecture} on {run.data['name']}: {len(parts.train)} rows, "
-            f"{len(parts.validation)} to validate, {len(parts.test)} to test"
-        )
-        try:
-            with progress_bar("epoch") as update:
-                run = loop.train(run, parts, directory, lambda epoch: update(epoch.number, epoch.total, str(epoch)))
-        except KeyboardInterrupt:
-            note(f"\ninterrupted; go on from the last checkpoint with: edgekit train --resume -o {output}")
-            raise SystemExit(130) from None
+    run = _train(run, parts, directory)
+    if not join_group().leads:
+        return
     metrics = run.metrics or {}
     if as_json:
         print_json({"run": str(directory), "architecture": run.architecture, **metrics})
-    else:
-        say(
-            f"{run.architecture}, weights of epoch {_kept(run)} of {metrics['epochs']}: {metrics['metric']} "
-            f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
+        return
+    say(
+        f"{run.architecture}, weights of epoch {_kept(run)} of {metrics['epochs']}: {metrics['metric']} "
+        f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
+    )
+    others = {name: value for name, value in metrics["details"]["test"].items() if name != metrics["metric"]}
+    if others:
+        say("also on test: " + ", ".join(f"{name} {number_text(value)}" for name, value in others.items()))
+    say(f"run: {directory}")
+
+
+def _train(run: Any, parts: Any, directory: Path) -> Any:
+    from ..training import loop
+    from ..training.distributed import join_group
+
+    if run.status == "complete":
+        note(f"the run at {directory} is already complete")
+        return run
+    leads = join_group().leads
+    if leads:
+        note(
+            f"training {run.architecture} on {run.data['name']}: {len(parts.train)} {parts.unit}, "
+            f"{len(parts.validation)} to validate, {len(parts.test)} to test"
         )
-        say(f"run: {directory}")
+    remark = [""]
+
+    def remember(epoch: Any) -> None:
+        remark[0] = f"epoch {epoch.number}/{epoch.total}  {epoch}"
+
+    try:
+        with progress_bar("step") as update:
+            return loop.train(
+                run, parts, directory, remember, lambda done, total: update(done, total, remark[0]) if leads else None
+            )
+    except KeyboardInterrupt:
+        note(f"\ninterrupted; go on from the last checkpoint with: edgekit train --resume -o {directory}")
+        raise SystemExit(130) from None
+
+
+def _cross_validate(recipe: Any, directory: Path, folds: int, *, resume: bool, force: bool, as_json: bool) -> None:
+    """One run for each fold in folders of `directory`, and their mean."""
+    from runtime.errors import OptionError, OutputExists
+
+    from ..training import loop
+    from ..training.distributed import join_group
+    from ..training.folds import summarise
+
+    if resume or recipe is None:
+        raise OptionError("--folds trains from the beginning; it cannot be combined with --resume")
+    if join_group().size > 1:
+        raise OptionError("--folds trains one run after another in one process; start it without torchrun")
+    if directory.exists() and not force:
+        raise OutputExists(f"{directory} already exists; choose another -o, or pass --force to replace its folds")
+    runs = []
+    for fold in range(folds):
+        run, parts = loop.start(
+            recipe.with_settings({"data.folds": folds, "data.fold": fold}), directory / f"fold-{fold + 1}", force=force
+        )
+        runs.append(_train(run, parts, directory / f"fold-{fold + 1}"))
+    summary = summarise(runs, directory)
+    if as_json:
+        print_json(summary)
+        return
+    rows = [[f"fold {number}", number_text(value)] for number, value in enumerate(summary["folds"], 1)]
+    say(table(["", f"validation {summary['metric']}"], [*rows, ["mean", number_text(summary["mean"])]]))
+    say(f"deviation between folds: {number_text(summary['deviation'])}; the test part was not used")
 
 
 def _kept(run: Any) -> int:

@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= demo
 
-.PHONY: demo test lint types unit bench screenshot clean
+.PHONY: demo test lint types unit bench results screenshot clean
 
 # One environment serves every target; it is remade when what it installs changes.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -29,9 +29,13 @@ types: $(VENV)/ready
 unit: $(VENV)/ready
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# Ours against PyTorch, for every architecture of the catalogue; prints ratios.
+# Ours against PyTorch, for every small architecture on images or columns; prints ratios.
 bench: $(VENV)/ready
 	$(BIN)/python -m tests.bench_catalog
+
+# Trains every shared recipe that has no finished run in runs/ (hours), and writes docs/results.md.
+results: $(VENV)/ready
+	$(BIN)/python -m tests.results --train runs
 
 # The picture in the README, taken of the demo's report. Needs Debian's chromium.
 screenshot: $(DEMO)/report.html

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import onnx
 
-from runtime.bundle import GoldenEntry, GraphEntry, Manifest, Tolerance, lineage_step, write_bundle
+from runtime.bundle import Tolerance, lineage_step
 from runtime.errors import EdgekitError, SourceError
 from runtime.feeds import batch_axis_of, example_feeds
 from runtime.files import sha256_of
 from runtime.session import Session
 from runtime.signature import GraphSignature
 
-from .export import GRAPH, ExportReport, Progress, choose_goldens, refuse_failures
-from .graph import MODEL_FILE, precision_of, read_model, requirements_of, signature_of
+from .export import ExportReport, GraphProof, Progress, refuse_failures, write_proofs
+from .exportable import MODEL
+from .graph import read_model, signature_of
 from .parity import Arrays, Reference, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases
 
 _EXAMPLE_BATCH = 3
@@ -41,23 +42,12 @@ def adopt(path: str | Path, target: str | Path, *, force: bool = False, progress
     cases = compare_cases(Session(data, signature, device="cpu"), reference, tolerance, inputs)
     refuse_failures(path.name, cases)
     progress("writing the bundle")
-    goldens = choose_goldens(cases)
-    manifest = Manifest(
-        name=path.stem,
-        task="tensors",
-        precision=precision_of(model),
-        graphs={GRAPH: GraphEntry(MODEL_FILE, signature)},
-        goldens=tuple(GoldenEntry(GRAPH, name) for name in goldens),
-        tolerance={GRAPH: tolerance},
-        requirements=requirements_of(model),
-        lineage=lineage_step(
-            "export",
-            None,
-            source={"kind": "onnx", "file": path.name, "sha256": sha256_of(path), "producer": model.producer_name},
-        ),
+    proof = GraphProof(MODEL, model, signature, tuple(cases), tolerance, skipped)
+    source = {"kind": "onnx", "file": path.name, "sha256": sha256_of(path), "producer": model.producer_name}
+    bundle = write_proofs(
+        target, [proof], name=path.stem, task="tensors", lineage=lineage_step("export", None, source=source), force=force
     )
-    bundle = write_bundle(target, manifest, {MODEL_FILE: data, **goldens}, force=force)
-    return ExportReport(bundle, tuple(cases), tolerance, skipped)
+    return ExportReport(bundle, (proof,))
 
 
 def _check(path: Path, model: onnx.ModelProto) -> None:

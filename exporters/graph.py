@@ -13,9 +13,7 @@ from google.protobuf.message import DecodeError
 
 from runtime.errors import SourceError
 from runtime.onnx_file import external_files
-from runtime.signature import DTYPES, Dim, GraphSignature, TensorSpec
-
-MODEL_FILE = "model.onnx"
+from runtime.signature import DTYPES, Dim, GraphSignature, StateSpec, TensorSpec
 
 
 def read_model(path: str | Path) -> onnx.ModelProto:
@@ -83,11 +81,11 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield from walk(model.graph)
 
 
-def signature_of(model: onnx.ModelProto) -> GraphSignature:
+def signature_of(model: onnx.ModelProto, states: tuple[StateSpec, ...] = ()) -> GraphSignature:
     """What the graph declares. Unnamed dynamic axes get the name of their input and number."""
     weights = {initializer.name for initializer in model.graph.initializer}
     inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
-    return GraphSignature(inputs, tuple(_spec(value) for value in model.graph.output))
+    return GraphSignature(inputs, tuple(_spec(value) for value in model.graph.output), states)
 
 
 def operators_of(model: onnx.ModelProto) -> Counter[str]:
@@ -99,18 +97,19 @@ def operators_of(model: onnx.ModelProto) -> Counter[str]:
     )
 
 
-def requirements_of(model: onnx.ModelProto) -> dict[str, Any]:
+def requirements_of(*models: onnx.ModelProto) -> dict[str, Any]:
+    """What a host needs to run all of these graphs."""
     return {
-        "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
-        "operators": sorted(operators_of(model)),
+        "opsets": {item.domain or "ai.onnx": item.version for model in models for item in model.opset_import},
+        "operators": sorted({name for model in models for name in operators_of(model)}),
         "onnxruntime": onnxruntime.__version__,  # the version it was proved with
         "cpu_features": [],
     }
 
 
-def precision_of(model: onnx.ModelProto) -> str:
+def precision_of(*models: onnx.ModelProto) -> str:
     """What the weights are kept in: the narrowest type among them that is not plain float32."""
-    kinds = {tensor.data_type for tensor in model.graph.initializer if tensor.dims}
+    kinds = {tensor.data_type for model in models for tensor in model.graph.initializer if tensor.dims}
     names = {
         onnx.TensorProto.INT8: "int8",
         onnx.TensorProto.UINT8: "int8",

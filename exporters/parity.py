@@ -22,7 +22,7 @@ from runtime.session import Session
 from runtime.signature import GraphSignature, bind_sizes
 from runtime.verify import OutputComparison, compare, max_error
 
-from .source import Exportable
+from .exportable import GraphSource
 
 MARGIN = 10.0  # another summation order gives errors of the same size as PyTorch's own; ten times that is a different answer
 _LARGEST_SHARE = 0.01  # of an output's size; a tolerance above that would accept a wrong answer
@@ -88,15 +88,15 @@ def fresh_inputs(
     return inputs
 
 
-def torch_reference(network: Exportable, dtype: torch.dtype | None = None) -> Reference:
-    """The network in PyTorch as a function of numpy arrays; in `dtype` if one is given."""
-    module = network.module if dtype is None else copy.deepcopy(network.module).to(dtype)
+def torch_reference(graph: GraphSource, dtype: torch.dtype | None = None) -> Reference:
+    """The graph in PyTorch as a function of numpy arrays; in `dtype` if one is given."""
+    module = graph.module if dtype is None else copy.deepcopy(graph.module).to(dtype)
 
     def run(inputs: Arrays) -> Arrays:
         tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
         if dtype is not None:
             tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        return {name: tensor.numpy() for name, tensor in network.call(tensors, module).items()}
+        return {name: tensor.numpy() for name, tensor in graph.call(tensors, module).items()}
 
     return run
 

@@ -33,7 +33,7 @@ from .signature import GraphSignature
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-TASKS = ("classification", "regression", "tensors")
+TASKS = ("classification", "regression", "embedding", "language-model", "masked-lm", "seq2seq", "tensors")
 _SEAL = re.compile(rb'"seal": "([0-9a-f]{64})"')
 _MANIFEST_LIMIT = 64 << 20  # far above any real manifest; a larger file is not one
 
@@ -74,6 +74,7 @@ class Manifest:
     lineage: tuple[Mapping[str, Any], ...]  # the steps that led here, oldest first
     labels: tuple[str, ...] | None = None
     preprocessing: Mapping[str, Any] | None = None  # what a raw input is; the arithmetic itself is inside the graph
+    tokenizers: Mapping[str, str] = field(default_factory=dict)  # "text", or "source" and "target" → file
     data: Mapping[str, Any] | None = None  # the data set and split it was trained on
     generation: Mapping[str, Any] | None = None  # decoding defaults, for generating networks
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # path → sha256, bytes; filled when written
@@ -94,6 +95,7 @@ class Manifest:
             },
             "labels": None if self.labels is None else list(self.labels),
             "preprocessing": self.preprocessing,
+            "tokenizers": self.tokenizers,
             "data": self.data,
             "generation": self.generation,
             "goldens": [{"graph": golden.graph, "file": golden.file} for golden in self.goldens],
@@ -125,6 +127,7 @@ class Manifest:
             lineage=tuple(data["lineage"]),
             labels=None if data["labels"] is None else tuple(data["labels"]),
             preprocessing=data["preprocessing"],
+            tokenizers=data.get("tokenizers", {}),
             data=data["data"],
             generation=data["generation"],
             files=data["files"],
@@ -271,6 +274,8 @@ def _check_references(manifest: Manifest) -> None:
     """Everything the manifest names is in the manifest."""
     if not manifest.graphs:
         raise ValueError("there is no graph")
+    for file in manifest.tokenizers.values():
+        _require_listed(file, manifest)
     for golden in manifest.goldens:
         _require_listed(golden.file, manifest)
         missing = {spec.name for spec in manifest.graphs[golden.graph].signature.outputs} - set(

@@ -44,8 +44,10 @@ class TensorSpec:
 class StateSpec:
     """Something a decoder carries: `output` of one step is `input` of the next.
 
-    A KV cache grows along `length_axis`; an RNN's hidden state has none. Beam search reorders both along `batch_axis`.
-    `initial` is the value that fills a state before the first step.
+    A KV cache has a `length_axis`; an RNN's hidden state has none. Beam search reorders both along `batch_axis`.
+    `initial` is the value that fills a state before the first step. A cache that `grows` starts empty and is longer after every
+    step; one that does not is allocated once, at the longest it may get, and may be updated in place: input and output are then
+    one and the same memory.
     """
 
     input: str
@@ -53,6 +55,7 @@ class StateSpec:
     batch_axis: int
     length_axis: int | None = None
     initial: float = 0.0
+    grows: bool = True
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -61,11 +64,12 @@ class StateSpec:
             "batch_axis": self.batch_axis,
             "length_axis": self.length_axis,
             "initial": self.initial,
+            "grows": self.grows,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StateSpec:
-        return cls(data["input"], data["output"], data["batch_axis"], data["length_axis"], data["initial"])
+        return cls(**data)
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ def test_it_exports_equal_to_pytorch_at_sizes_nobody_tried(name: str, tmp_path: 
     report = export(network, tmp_path / "x.bundle")
     assert len({case.sizes["batch"] for case in report.cases} - {3}) >= 5
     model = runtime.load(report.bundle.root)
-    ((input_name, example),) = network.inputs.items()
+    ((input_name, example),) = network.graph.inputs.items()
     fresh = torch.randn((11, *example.shape[1:]), generator=torch.Generator().manual_seed(1))
-    expected = network.call({input_name: fresh})
+    expected = network.graph.call({input_name: fresh})
     actual = model.run({input_name: fresh.numpy()})
     for output, tensor in expected.items():
         allowed = report.tolerance[output].allowed
@@ -72,10 +72,10 @@ def test_it_has_a_shared_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", ON_TENSORS)
 def test_a_row_in_a_batch_is_the_row_alone(name: str) -> None:
     network = find_source(name)
-    ((input_name, example),) = network.inputs.items()
-    whole = network.call({input_name: example})
+    ((input_name, example),) = network.graph.inputs.items()
+    whole = network.graph.call({input_name: example})
     for row in range(len(example)):
-        alone = network.call({input_name: example[row : row + 1]})
+        alone = network.graph.call({input_name: example[row : row + 1]})
         for output in whole:
             torch.testing.assert_close(alone[output][0], whole[output][row], rtol=1e-5, atol=1e-6)
 

@@ -19,10 +19,11 @@ from architectures.settings import parse_settings
 from exporters.adopt import adopt
 from exporters.check import check
 from exporters.export import ExportReport, export
+from exporters.exportable import Exportable
 from exporters.optimize import optimize
 from exporters.quantize import Budget, Calibration, MeasuredRefusal, Quality, QuantizeReport, quantize
 from exporters.quantizers import SCHEMES
-from exporters.source import Exportable, find_source, refuse_text
+from exporters.source import find_source, refuse_text
 from runtime.bench import BenchReport, bench, bundle_variant
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
@@ -215,10 +216,10 @@ def _torch_row(
     """PyTorch on the same test rows, and on how many of them the bundle gives the same answer."""
     if network is None:
         return [], None
-    size = sum(tensor.numel() * tensor.element_size() for tensor in network.module.parameters())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in network.graph.module.parameters())
     if found is None:
         return [VariantResult(TORCH, "reference", None, size)], None
-    outputs = loop.predict(network.module, found.test)
+    outputs = loop.predict(network.graph.module, found.test)
     same = None
     if bundle.manifest.task == "classification":
         equal = outputs.argmax(axis=-1) == predict_all(bundle, found.test.inputs).argmax(axis=-1)

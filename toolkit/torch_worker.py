@@ -25,9 +25,9 @@ class TorchTarget:
         torch.set_num_threads(request["threads"])
         self._by_keyword = False
         if "source" in request:
-            network = find_source(request["source"])
-            self._module, self._by_keyword = network.module, network.by_keyword
-            self._inputs, self._axes = network.inputs, network.dynamic_axes
+            graph = find_source(request["source"]).graph
+            self._module, self._by_keyword = graph.module, graph.by_keyword
+            self._inputs, self._axes = graph.inputs, graph.dynamic_axes
         else:
             architecture, about = find(request["architecture"]), request["preprocessing"]
             config = architecture.configure(request["config"])

@@ -45,9 +45,9 @@ def export(source: str, output: str, opset: int | None, settings: tuple[str, ...
             raise OptionError("--set and --opset are for networks; a .onnx file has its own settings and operator set")
         report = adopt(source, output, force=force, progress=note)
     else:
-        from exporters.export import DEFAULT_OPSET
         from exporters.export import export as export_network
         from exporters.source import find_source
+        from exporters.trace import DEFAULT_OPSET
 
         report = export_network(
             find_source(source, parse_settings(settings)), output, opset=opset or DEFAULT_OPSET, force=force, progress=note

@@ -1,0 +1,79 @@
+"""What export works on: a network as one or more graphs, each with example inputs, names and the axes that may vary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.errors import SourceError
+from runtime.signature import StateSpec
+from runtime.text import Tokenizer
+
+MODEL = "model"  # the name of a network's only graph
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """One graph to trace: tensors in, tensors out."""
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]  # one example of each, in the order `module` takes them
+    dynamic_axes: Mapping[str, Mapping[int, str]]  # input → axis → name
+    output_names: tuple[str, ...]
+    name: str = MODEL
+    by_keyword: bool = False  # call the module with names rather than positions
+    states: tuple[StateSpec, ...] = ()  # what a decoder carries from step to step
+
+    def call(self, inputs: Mapping[str, Tensor], module: nn.Module | None = None) -> dict[str, Tensor]:
+        """Run the module in PyTorch; its outputs by name."""
+        module = module or self.module
+        with torch.inference_mode():
+            result = module(**inputs) if self.by_keyword else module(*inputs.values())
+        return dict(zip(self.output_names, (tensor for _, tensor in named_outputs(result)), strict=True))
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A network with everything a bundle needs to know about it."""
+
+    name: str
+    task: str
+    graphs: tuple[GraphSource, ...]
+    labels: tuple[str, ...] | None = None
+    preprocessing: Mapping[str, Any] | None = None
+    tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)  # where it came from, for the lineage
+
+    @property
+    def graph(self) -> GraphSource:
+        """The only graph of a network that has one."""
+        if len(self.graphs) != 1:
+            names = ", ".join(graph.name for graph in self.graphs)
+            raise SourceError(f"{self.name} has several graphs ({names}), and this works on networks of one")
+        return self.graphs[0]
+
+
+def named_outputs(result: Any) -> list[tuple[str, Tensor]]:
+    """A module's result as named tensors: a tensor, or tensors in (nested) tuples, lists and dicts."""
+    if isinstance(result, Tensor):
+        return [("output", result)]
+    if isinstance(result, Mapping):
+        items = [(str(key), value) for key, value in result.items()]
+    elif isinstance(result, Sequence) and not isinstance(result, str):
+        items = [(f"output_{index}", value) for index, value in enumerate(result)]
+    else:
+        raise SourceError(f"the network returned {kind_of(result)}; expected a tensor, or a tuple, list or dict of tensors")
+    flat: list[tuple[str, Tensor]] = []
+    for name, value in items:
+        inner = named_outputs(value)
+        flat += [(name, inner[0][1])] if isinstance(value, Tensor) else [(f"{name}.{key}", tensor) for key, tensor in inner]
+    return flat
+
+
+def kind_of(value: Any) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,111 @@
+"""One graph of a network → ONNX, by torch.export and torch.onnx; what they say when they fail is turned into one line."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+
+from runtime.errors import SourceError
+
+from .exportable import GraphSource
+from .graph import clean
+
+DEFAULT_OPSET = 20  # 23 and later use the Attention operator, which onnxruntime's CPU kernel rejects for some masks
+
+
+def to_onnx(graph: GraphSource, name: str, *, opset: int) -> onnx.ModelProto:
+    """Trace with torch.export and translate; what the tracer says is turned into one line."""
+    inputs = examples_of(graph)
+    module, by_keyword = _traceable(graph)
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # the tracer logs its whole graph before it fails
+        try:
+            program = torch.onnx.export(
+                module,
+                () if by_keyword else tuple(inputs.values()),
+                kwargs=dict(inputs) if by_keyword else None,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=list(inputs),
+                output_names=list(graph.output_names),
+                dynamic_shapes=_dynamic_shapes(graph, module, by_keyword),
+            )
+        except Exception as error:
+            raise SourceError(f"{name} cannot be traced: {_advice(error)}") from error
+        finally:
+            logging.disable(before)
+    assert program is not None
+    return clean(program.model_proto)
+
+
+def examples_of(graph: GraphSource) -> dict[str, torch.Tensor]:
+    """The example inputs with at least two rows along every dynamic axis: the tracer takes 0 and 1 for constants."""
+    grown = {}
+    for name, tensor in graph.inputs.items():
+        for axis in graph.dynamic_axes.get(name, {}):
+            if tensor.shape[axis] < 2:
+                tensor = torch.cat([tensor] * 2, dim=axis) if tensor.shape[axis] else tensor
+        grown[name] = tensor.contiguous()
+    return grown
+
+
+class _ByPosition(nn.Module):
+    """A module that takes **keywords, as one that takes positions: torch.export cannot give the former dynamic axes."""
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.names = names
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.module(**dict(zip(self.names, tensors, strict=True)))
+
+
+def _traceable(graph: GraphSource) -> tuple[nn.Module, bool]:
+    """The module to trace, and whether it is called by keyword."""
+    parameters = inspect.signature(graph.module.forward).parameters.values()
+    if graph.by_keyword and any(item.kind is item.VAR_KEYWORD for item in parameters):
+        return _ByPosition(graph.module, tuple(graph.inputs)).eval(), False
+    return graph.module, graph.by_keyword
+
+
+def _dynamic_shapes(graph: GraphSource, module: nn.Module, by_keyword: bool) -> Any:
+    """The dynamic axes in the nesting of forward's parameters, where *args is one tuple."""
+    shapes = {name: dict(graph.dynamic_axes.get(name, {})) for name in graph.inputs}
+    if by_keyword:
+        return shapes
+    parameters = inspect.signature(module.forward).parameters.values()
+    plain = sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
+    values = tuple(shapes.values())
+    return (*values[:plain], values[plain:]) if len(values) > plain else values
+
+
+def _advice(error: BaseException) -> str:
+    reason = reason_of(error)
+    if any(word in reason for word in ("data-dependent", "Data-dependent", "GuardOnDataDependent", "Could not guard", "bool(")):
+        return (
+            "its forward branches on values of a tensor, which a graph cannot; use torch.where instead of if ("
+            + reason[:120]
+            + ")"
+        )
+    return reason
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of an exporter's report that tells the cause."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    lines = [line.strip() for line in str(root).splitlines() if line.strip()]
+    return f"{type(root).__name__}: {(lines[0] if lines else '')[:300]}"

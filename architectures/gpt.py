@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from .architecture import Architecture, DataFacts
-from .layers.attention import see_earlier
-from .layers.blocks import BlockSizes, SelfAttentionBlock, TokenHead
+from .layers.blocks import BlockSizes, SelfAttentionBlock, TokenHead, cache_names
 from .layers.dropout import Dropout
 from .layers.feedforward import ACTIVATIONS
-from .layers.positions import LearnedPositions, positions_of
+from .layers.positions import LearnedPositions
+from .layers.reading import read
 from .sequences import check_attention, check_choice, check_longest, check_sizes, token_spec
 
 
@@ -74,6 +74,10 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("real", *cache_names(len(self.layers)))
+
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """No tokens yet: real (batch, 0), then keys and values (batch, heads, 0, head) for each layer."""
         weight = self.embedding.weight
@@ -83,15 +87,13 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """tokens (batch, time) that follow the state → logits (batch, time, vocabulary) and the new state."""
-        time = tokens.shape[1]
-        real = torch.cat((state[0], tokens != self.pad), dim=1)  # (batch, past + time)
-        visible = see_earlier(real, time)  # (batch, 1, time, past + time)
-        x = self.dropout(self.embedding(tokens) + self.positions(positions_of(real, time)))  # (batch, time, width)
-        new_state = [real]
+        reading = read(tokens, self.pad, state[0])
+        x = self.dropout(self.embedding(reading.tokens) + self.positions(reading.positions))  # (batch, time, width)
+        new_state = [reading.record]
         for index, layer in enumerate(self.layers):
-            x, keys, values = layer(x, visible, *state[1 + 2 * index : 3 + 2 * index])
+            x, keys, values = layer(x, reading.visible, *state[1 + 2 * index : 3 + 2 * index])
             new_state += [keys, values]
-        return self.output(self.norm(x), self.embedding.weight), *new_state
+        return self.output(reading.restore(self.norm(x)), self.embedding.weight), *new_state
 
 
 def _adapt(config: GPTConfig, data: DataFacts) -> GPTConfig:

@@ -53,13 +53,20 @@ class RecurrentLanguageModel(nn.Module):
         else:
             self.output = nn.Linear(hidden, vocabulary)
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return self.recurrent.state_names
+
     def initial_state(self, batch: int) -> State:
         return self.recurrent.initial_state(batch)
 
-    def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """tokens (batch, time) → logits (batch, time, vocabulary) and the new state. Without a state, from the first token."""
+    def forward(self, tokens: Tensor, *state: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+        """tokens (batch, time) → logits (batch, time, vocabulary) and the new state. Without a state, from the first token.
+
+        With `lengths` (batch,), 1 or more, rows are right-padded and the state is the one after their last real token.
+        """
         embedded = self.dropout(self.embedding(tokens))  # (batch, time, embedding)
-        h, state = self.recurrent(embedded, state or self.initial_state(tokens.shape[0]))  # (batch, time, hidden)
+        h, state = self.recurrent(embedded, state or self.initial_state(tokens.shape[0]), lengths)  # (batch, time, hidden)
         h = self.dropout(h)
         logits = self.output(h, self.embedding.weight) if self.tied else self.output(h)
         return logits, *state

@@ -98,6 +98,7 @@ class Bridge(nn.Module):
 class Seq2Seq(nn.Module):
     """memory = (context (batch, width),); state = (h,) or (h, c), each (layers, batch, hidden)."""
 
+    memory_names = ("context",)
     state_batch_axis = Recurrent.state_batch_axis
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -118,12 +119,16 @@ class Seq2Seq(nn.Module):
         _, context, state = self.encoder(source, lengths_of(source))
         return (context,), state
 
-    def decode(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, State]:
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return self.decoder.state_names
+
+    def decode(self, tokens: Tensor, memory: State, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens (batch, time) → logits (batch, time, target_vocabulary) and the state after the last token"""
         (context,) = memory
         embedded = self.dropout(self.embedding(tokens))  # (batch, time, embedding)
         repeated = context.unsqueeze(1).expand(-1, tokens.shape[1], -1)  # (batch, time, width)
-        h, state = self.decoder(torch.cat([embedded, repeated], dim=-1), state)  # (batch, time, hidden)
+        h, state = self.decoder(torch.cat([embedded, repeated], dim=-1), state, lengths)  # (batch, time, hidden)
         return self.output(self.dropout(h)), state
 
     def forward(self, source: Tensor, tokens: Tensor) -> Tensor:
@@ -175,6 +180,7 @@ class AttentionSeq2Seq(nn.Module):
     A forward hook on `decoder.attention` sees the weights (batch, source) of each step.
     """
 
+    memory_names = ("key", "value", "mask")
     state_batch_axis = Recurrent.state_batch_axis
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -194,6 +200,10 @@ class AttentionSeq2Seq(nn.Module):
         outputs = self.dropout(outputs)
         keys = self.decoder.attention.project_keys(outputs)  # (batch, source, hidden)
         return (keys, outputs, real_positions(source.shape[1], lengths)), state
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return self.encoder.recurrent.state_names
 
     def decode(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, State]:
         """tokens (batch, time) → logits (batch, time, target_vocabulary) and the state after the last token"""

@@ -19,11 +19,12 @@ from torch.nn import functional
 from runtime.errors import OptionError
 
 from .architecture import Architecture, DataFacts
-from .layers.attention import see_all, see_earlier
-from .layers.blocks import NORMS, BlockSizes, CrossAttentionBlock, SelfAttentionBlock, TokenHead
+from .layers.attention import see_all
+from .layers.blocks import NORMS, BlockSizes, CrossAttentionBlock, SelfAttentionBlock, TokenHead, cache_names
 from .layers.dropout import Dropout
 from .layers.feedforward import ACTIVATIONS
 from .layers.positions import POSITIONS, LearnedPositions, SinusoidalPositions, positions_of
+from .layers.reading import read
 from .sequences import check_attention, check_choice, check_longest, check_sizes, token_spec
 
 
@@ -116,6 +117,14 @@ class Transformer(nn.Module):
         )
         self.apply(_initialise)
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("real", *cache_names(len(self.decoder)))
+
+    @property
+    def memory_names(self) -> tuple[str, ...]:
+        return ("mask", *cache_names(len(self.decoder)))
+
     def encode(self, source: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """source (batch, source) → memory and the state before the first target token.
 
@@ -139,18 +148,16 @@ class Transformer(nn.Module):
         self, tokens: Tensor, memory: tuple[Tensor, ...], state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """tokens (batch, time) that follow the state → logits (batch, time, target_vocabulary) and the new state."""
-        time = tokens.shape[1]
-        source_visible = see_all(memory[0], time)  # (batch, 1, time, source)
-        real = torch.cat((state[0], tokens != self.pad), dim=1)  # (batch, past + time)
-        visible = see_earlier(real, time)  # (batch, 1, time, past + time)
+        reading = read(tokens, self.pad, state[0])
+        source_visible = see_all(memory[0], tokens.shape[1])  # (batch, 1, time, source)
         embedding = (self.target_embedding or self.source_embedding).weight
-        x = self.target_placement(functional.embedding(tokens, embedding), positions_of(real, time))
-        new_state = [real]
+        x = self.target_placement(functional.embedding(reading.tokens, embedding), reading.positions)
+        new_state = [reading.record]
         for index, layer in enumerate(self.decoder):
             of_layer = slice(1 + 2 * index, 3 + 2 * index)
-            x, keys, values = layer(x, visible, *state[of_layer], source_visible, *memory[of_layer])
+            x, keys, values = layer(x, reading.visible, *state[of_layer], source_visible, *memory[of_layer])
             new_state += [keys, values]
-        return self.output(self.decoder_norm(x), embedding), tuple(new_state)
+        return self.output(reading.restore(self.decoder_norm(x)), embedding), tuple(new_state)
 
     def forward(self, source: Tensor, tokens: Tensor) -> Tensor:
         """Logits (batch, time, target_vocabulary) for the token after each of `tokens`, which start with <bos>."""

@@ -23,6 +23,8 @@ from torch.nn import functional
 
 from runtime.errors import OptionError
 
+from .swappable import swappable
+
 
 def hiding_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible and elsewhere a number so low that softmax gives exactly 0, yet finite even after a score is added."""
@@ -74,35 +76,45 @@ class AdditiveAttention(nn.Module):
         return context, weights
 
 
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, time, width) → (batch, heads, time, head)
+
+
+@swappable
 def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    visible: Tensor,
+    visible: Any,
     *,
+    heads: int,
     past_keys: Tensor | None = None,
     past_values: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scaled dot-product attention with the keys and values of the past in front; every multi-head attention calls this.
 
-    query (batch, heads, time, head); keys and values (batch, heads, new, head); past ones (batch, heads, past, head);
-    visible (batch, 1, time, past + new). Returns the context, shaped as the query, and all keys and values so far.
+    query (batch, time, width); keys and values (batch, new, width), or already split (batch, heads, new, head); past ones
+    (batch, heads, past, head); visible (batch, 1, time, past + new). Returns the context, shaped as the query, and all keys and
+    values so far, (batch, heads, past + new, head).
     """
+    query = split_heads(query, heads)
+    keys = split_heads(keys, heads) if keys.dim() == 3 else keys
+    values = split_heads(values, heads) if values.dim() == 3 else values
     if past_keys is not None and past_values is not None:
         # under autocast the new ones are of lower precision than an empty past
         keys = torch.cat((past_keys.to(keys.dtype), keys), dim=2)  # (batch, heads, past + new, head)
         values = torch.cat((past_values.to(values.dtype), values), dim=2)
     bias = hiding_bias(visible, query.dtype)
     context = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, dropout_p=dropout)
-    return context, keys, values
+    return context.transpose(1, 2).flatten(2), keys, values
 
 
 class MultiHeadAttention(nn.Module):
     """Attention in `heads` subspaces of the width.
 
-    Self-attention is `attention(x, *attention.project(x), visible, past_keys, past_values)`; in cross-attention the keys and
-    values are those of another sequence, projected once and given at every step.
+    Self-attention is `attention(x, attention.key(x), attention.value(x), visible, past_keys, past_values)`; in cross-attention
+    keys and values are those of another sequence, `attention.project(memory)`, computed once and given at every step.
     """
 
     def __init__(self, *, width: int, heads: int, dropout: float = 0.0) -> None:
@@ -116,36 +128,34 @@ class MultiHeadAttention(nn.Module):
         self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
 
-    def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head)
-
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (batch, heads, source, head) of memory (batch, source, width)."""
-        return self.split(self.key(memory)), self.split(self.value(memory))
+        return split_heads(self.key(memory), self.heads), split_heads(self.value(memory), self.heads)
 
     def forward(
         self,
         x: Tensor,
         keys: Tensor,
         values: Tensor,
-        visible: Tensor,
+        visible: Any,
         past_keys: Tensor | None = None,
         past_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         context, keys, values = attend(
-            self.split(self.query(x)),
+            self.query(x),
             keys,
             values,
             visible,
+            heads=self.heads,
             past_keys=past_keys,
             past_values=past_values,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.output(context.transpose(1, 2).flatten(2)), keys, values  # (batch, time, width)
+        return self.output(context), keys, values  # (batch, time, width)
 
     def weights(self, x: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
         """The weights (batch, heads, time, keys) with which `forward` mixes values, before dropout."""
-        query = self.split(self.query(x))
+        query = split_heads(self.query(x), self.heads)
         return masked_softmax(query @ keys.transpose(2, 3) / math.sqrt(query.shape[-1]), visible)
 
 

@@ -9,6 +9,7 @@ Dropout acts on every f(x) before it is added.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,11 @@ class BlockSizes:
     dropout: float
     inner_dropout: float = 0.0  # after the feed-forward network's activation
     epsilon: float = 1e-5
+
+
+def cache_names(layers: int) -> tuple[str, ...]:
+    """Names of the keys and values of every layer, in the order networks carry them: "0.key", "0.value", "1.key", …"""
+    return tuple(f"{layer}.{part}" for layer in range(layers) for part in ("key", "value"))
 
 
 class Sublayer(nn.Module):
@@ -71,11 +77,11 @@ class SelfAttentionBlock(nn.Module):
         self.feedforward_sublayer = Sublayer(sizes)
 
     def forward(
-        self, x: Tensor, visible: Tensor, past_keys: Tensor | None = None, past_values: Tensor | None = None
+        self, x: Tensor, visible: Any, past_keys: Tensor | None = None, past_values: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns x (batch, time, width) and all keys and values so far (batch, heads, past + time, head)."""
         y = self.attention_sublayer.before(x)
-        y, keys, values = self.attention(y, *self.attention.project(y), visible, past_keys, past_values)
+        y, keys, values = self.attention(y, self.attention.key(y), self.attention.value(y), visible, past_keys, past_values)
         x = self.attention_sublayer.after(x, y)
         y = self.feedforward(self.feedforward_sublayer.before(x))
         return self.feedforward_sublayer.after(x, y), keys, values
@@ -98,7 +104,7 @@ class CrossAttentionBlock(nn.Module):
     def forward(
         self,
         x: Tensor,
-        visible: Tensor,
+        visible: Any,
         past_keys: Tensor,
         past_values: Tensor,
         source_visible: Tensor,
@@ -107,7 +113,7 @@ class CrossAttentionBlock(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As SelfAttentionBlock; the source's keys and values are `cross_attention.project(memory)`."""
         y = self.attention_sublayer.before(x)
-        y, keys, values = self.attention(y, *self.attention.project(y), visible, past_keys, past_values)
+        y, keys, values = self.attention(y, self.attention.key(y), self.attention.value(y), visible, past_keys, past_values)
         x = self.attention_sublayer.after(x, y)
         y = self.cross_sublayer.before(x)
         y, _, _ = self.cross_attention(y, source_keys, source_values, source_visible)

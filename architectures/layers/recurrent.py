@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .swappable import swappable
+
 State = tuple[Tensor, ...]
 """(h,), and for an LSTM (h, c)."""
 
@@ -118,8 +120,13 @@ class Recurrent(nn.Module):
             for layer in range(layers)
         )
 
-    def _directions(self, layer: int) -> list[nn.RNNBase]:
-        return list(self.layers[layer])  # type: ignore[call-overload]
+    def each_layer(self) -> list[list[nn.RNNBase]]:
+        """The directions of every layer, the forward one first."""
+        return [list(layer) for layer in self.layers]  # type: ignore[call-overload]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("hidden", "cell")[: state_parts(self.kind)]
 
     def initial_state(self, batch: int) -> State:
         """Zeros, on the device and in the precision of the weights."""
@@ -138,26 +145,29 @@ class Recurrent(nn.Module):
             # (torch 2.13, a CPU without bfloat16 instructions).
             precision = next(self.parameters()).dtype
             with torch.autocast("cpu", enabled=False):
-                return self._forward(x.to(precision), tuple(part.to(precision) for part in state), lengths)
-        return self._forward(x, state, lengths)
+                return recur(self, x.to(precision), tuple(part.to(precision) for part in state), lengths)
+        return recur(self, x, state, lengths)
 
-    def _forward(self, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        finals: list[State] = []
-        for number in range(len(self.layers)):
-            if number > 0:
-                x = self.dropout(x)
-            outputs = []
-            for direction, layer in enumerate(self._directions(number)):
-                before = tuple(part[len(finals)].unsqueeze(0) for part in state)  # (1, batch, hidden) each
-                if direction == 0:
-                    output, after = _run(layer, x, before, lengths)
-                else:
-                    output, after = _run(layer, reverse(x, lengths), before, lengths)
-                    output = reverse(output, lengths)
-                outputs.append(output)
-                finals.append(after)
-            x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
-        return x, tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
+
+@swappable
+def recur(stack: Recurrent, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+    """All layers over the whole of x; see `Recurrent.forward`."""
+    finals: list[State] = []
+    for number, layer in enumerate(stack.each_layer()):
+        if number > 0:
+            x = stack.dropout(x)
+        outputs = []
+        for direction, of_direction in enumerate(layer):
+            before = tuple(part[len(finals)].unsqueeze(0) for part in state)  # (1, batch, hidden) each
+            if direction == 0:
+                output, after = _run(of_direction, x, before, lengths)
+            else:
+                output, after = _run(of_direction, reverse(x, lengths), before, lengths)
+                output = reverse(output, lengths)
+            outputs.append(output)
+            finals.append(after)
+        x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+    return x, tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
 
 
 def _run(layer: nn.RNNBase, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:

@@ -16,11 +16,15 @@ from runtime.bundle import Bundle, GoldenEntry, GraphEntry, Manifest, Tolerance,
 from runtime.errors import ParityRefused, SourceError
 from runtime.session import Session
 from runtime.signature import GraphSignature
+from runtime.text import BOS, EOS, Tokenizer
 
-from .exportable import Exportable, GraphSource
+from .exportable import Exportable, Generator, GraphSource
 from .graph import precision_of, requirements_of, signature_of
+from .laws import LawResult, check_laws, refuse_broken_laws
 from .parity import Arrays, Case, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases, torch_reference
+from .profiles import PORTABLE
 from .trace import DEFAULT_OPSET, examples_of, reason_of, to_onnx
+from .weights import pack_graphs
 
 _GOLDENS = 3
 _GOLDEN_BYTES = 8 << 20  # a golden is a proof to carry, not a data set
@@ -45,6 +49,8 @@ class GraphProof:
 class ExportReport:
     bundle: Bundle
     graphs: tuple[GraphProof, ...]
+    laws: tuple[LawResult, ...] = ()  # of decoding, for networks that generate
+    profile: str = PORTABLE
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -74,6 +80,8 @@ class ExportReport:
                 for case in graph.cases
             ],
             "refused_by_reference": list(self.refused_by_reference),
+            "laws": [vars(law) for law in self.laws],
+            "profile": self.profile,
         }
 
     def worst(self, output: str) -> float:
@@ -85,18 +93,31 @@ def export(
     target: str | Path,
     *,
     opset: int = DEFAULT_OPSET,
+    thorough: bool = False,
     force: bool = False,
     progress: Progress = lambda step: None,
 ) -> ExportReport:
-    """Write `network` as a bundle at `target`, proved equal to PyTorch."""
-    proofs = []
+    """Write `network` as a bundle at `target`, proved equal to PyTorch; `thorough` tries more sizes and texts."""
+    proofs, sessions = [], {}
     for graph in network.graphs:
         label = network.name if len(network.graphs) == 1 else f"{network.name}'s {graph.name}"
-        proofs.append(_prove(graph, label, opset, progress))
+        proof, sessions[graph.name] = _prove(graph, label, opset, thorough, progress)
+        proofs.append(proof)
+    laws: tuple[LawResult, ...] = ()
+    if network.generator is not None:
+        progress("checking the laws of decoding")
+        laws = check_laws(network.generator, sessions, thorough=thorough)
+        refuse_broken_laws(network.name, laws)
     _refuse_other_task(network, proofs[0].signature)
     progress("writing the bundle")
     lineage = lineage_step(
-        "export", None, source=dict(network.source), opset=opset, torch=torch.__version__, onnx=onnx.__version__
+        "export",
+        None,
+        source=dict(network.source),
+        profile=network.profile,
+        opset=opset,
+        torch=torch.__version__,
+        onnx=onnx.__version__,
     )
     bundle = write_proofs(
         target,
@@ -107,14 +128,33 @@ def export(
         labels=network.labels,
         preprocessing=network.preprocessing,
         data=network.data,
+        generation=_generation(network.generator),
+        tokenizers=network.tokenizers,
         force=force,
     )
-    return ExportReport(bundle, tuple(proofs))
+    return ExportReport(bundle, tuple(proofs), laws, network.profile)
 
 
-def write_proofs(target: str | Path, proofs: list[GraphProof], *, force: bool, **about: Any) -> Bundle:
+def _generation(about: Generator | None) -> dict[str, Any] | None:
+    """What a host must know to decode: special tokens, and how long a text may get."""
+    if about is None:
+        return None
+    return {"bos": BOS, "eos": EOS, "pad": about.pad if about.pad >= 0 else None, "longest": about.longest}
+
+
+def write_proofs(
+    target: str | Path,
+    proofs: list[GraphProof],
+    *,
+    force: bool,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
+    external_data: bool = False,
+    **about: Any,
+) -> Bundle:
     """The bundle of proved graphs with their goldens; `about` are further fields of the manifest."""
-    files: dict[str, bytes | Path] = {f"{proof.name}.onnx": proof.model.SerializeToString() for proof in proofs}
+    files, weights = pack_graphs({proof.name: proof.model for proof in proofs}, external=external_data)
+    tokenizer_files = {name: f"tokenizer-{name}.json" for name in tokenizers or {}}
+    files |= {tokenizer_files[name]: tokenizer.to_json().encode() for name, tokenizer in (tokenizers or {}).items()}
     entries = []
     for proof in proofs:
         goldens = choose_goldens(proof.name, proof.cases)
@@ -122,7 +162,8 @@ def write_proofs(target: str | Path, proofs: list[GraphProof], *, force: bool, *
         entries += [GoldenEntry(proof.name, file) for file in goldens]
     manifest = Manifest(
         precision=precision_of(*(proof.model for proof in proofs)),
-        graphs={proof.name: GraphEntry(f"{proof.name}.onnx", proof.signature) for proof in proofs},
+        graphs={proof.name: GraphEntry(f"{proof.name}.onnx", proof.signature, weights[proof.name]) for proof in proofs},
+        tokenizers=tokenizer_files,
         goldens=tuple(entries),
         tolerance={proof.name: proof.tolerance for proof in proofs},
         requirements=requirements_of(*(proof.model for proof in proofs)),
@@ -131,7 +172,7 @@ def write_proofs(target: str | Path, proofs: list[GraphProof], *, force: bool, *
     return write_bundle(target, manifest, files, force=force)
 
 
-def _prove(graph: GraphSource, label: str, opset: int, progress: Progress) -> GraphProof:
+def _prove(graph: GraphSource, label: str, opset: int, thorough: bool, progress: Progress) -> tuple[GraphProof, Session]:
     """Trace one graph and compare it with PyTorch at sizes the tracer never saw."""
     progress(f"tracing {label}")
     model = to_onnx(graph, label, opset=opset)
@@ -139,12 +180,12 @@ def _prove(graph: GraphSource, label: str, opset: int, progress: Progress) -> Gr
     _refuse_frozen_axes(graph, label, signature)
     progress(f"comparing {label} with PyTorch")
     reference = torch_reference(graph)
-    inputs, skipped = _runnable_cases(graph, signature, reference)
+    inputs, skipped = _runnable_cases(graph, signature, reference, thorough)
     tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), [feeds for _, feeds in inputs])
     session = Session(model.SerializeToString(), signature, device="cpu")
     cases = compare_cases(session, reference, tolerance, inputs)
     refuse_failures(label, cases)
-    return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped)
+    return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped), session
 
 
 def choose_goldens(graph: str, cases: tuple[Case, ...]) -> dict[str, bytes]:
@@ -172,7 +213,7 @@ def refuse_failures(label: str, cases: list[Case]) -> None:
 
 
 def _runnable_cases(
-    graph: GraphSource, signature: GraphSignature, reference: Callable[[Arrays], Arrays]
+    graph: GraphSource, signature: GraphSignature, reference: Callable[[Arrays], Arrays], thorough: bool
 ) -> tuple[list[tuple[dict[str, int], Arrays]], tuple[str, ...]]:
     """The fuzz cases that PyTorch itself can run, and a note on those it cannot."""
     examples: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in examples_of(graph).items()}
@@ -181,8 +222,12 @@ def _runnable_cases(
         for axis, label in entry.items():
             axes.setdefault(label, int(np.shape(examples[name])[axis]))
     runnable, skipped = [], []
-    for seed, sizes in enumerate(fuzz_cases(axes)):
-        feeds = fresh_inputs(signature, examples, sizes, seed)
+    for seed, wanted in enumerate(fuzz_cases(axes, thorough=thorough)):
+        if graph.draw is None:
+            feeds = fresh_inputs(signature, examples, wanted, seed)
+        else:
+            feeds = {name: tensor.numpy() for name, tensor in graph.draw(wanted, seed).items()}
+        sizes = signature.check_feeds(feeds)
         try:
             reference(feeds)
         except Exception as error:  # the original's own limit, such as a kernel larger than a 1x1 image

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class GraphSource:
     name: str = MODEL
     by_keyword: bool = False  # call the module with names rather than positions
     states: tuple[StateSpec, ...] = ()  # what a decoder carries from step to step
+    # fresh inputs at given sizes, for a seed; without it they are made to look like the examples
+    draw: Callable[[Mapping[str, int], int], dict[str, Tensor]] | None = None
 
     def call(self, inputs: Mapping[str, Tensor], module: nn.Module | None = None) -> dict[str, Tensor]:
         """Run the module in PyTorch; its outputs by name."""
@@ -34,6 +36,27 @@ class GraphSource:
         with torch.inference_mode():
             result = module(**inputs) if self.by_keyword else module(*inputs.values())
         return dict(zip(self.output_names, (tensor for _, tensor in named_outputs(result)), strict=True))
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A generating network as its laws are stated: the logits of whole sequences, in plain PyTorch."""
+
+    network: Any
+    vocabulary: int
+    pad: int
+    source_vocabulary: int | None = None  # encoder–decoders
+    longest: int | None = None  # positions there are
+
+    def logits(self, tokens: Tensor, source: Tensor | None, network: Any = None) -> Tensor:
+        """tokens (batch, time) [of source (batch, source)] → logits (batch, time, vocabulary)."""
+        network = network or self.network
+        with torch.inference_mode():
+            if source is not None:
+                result: Tensor = network(source, tokens)
+            else:
+                result, *_ = network(tokens, *network.initial_state(tokens.shape[0]))
+        return result
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,8 @@ class Exportable:
     preprocessing: Mapping[str, Any] | None = None
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
     data: Mapping[str, Any] | None = None
+    generator: Generator | None = None  # networks that generate text: their decoding laws are proved too
+    profile: str = "portable"
     source: Mapping[str, Any] = field(default_factory=dict)  # where it came from, for the lineage
 
     @property

@@ -20,13 +20,14 @@ from runtime.bundle import Tolerance
 from runtime.errors import FeedError, ParityRefused
 from runtime.session import Session
 from runtime.signature import GraphSignature, bind_sizes
+from runtime.state import specified
 from runtime.verify import OutputComparison, compare, max_error
 
 from .exportable import GraphSource
 
 MARGIN = 10.0  # another summation order gives errors of the same size as PyTorch's own; ten times that is a different answer
 _LARGEST_SHARE = 0.01  # of an output's size; a tolerance above that would accept a wrong answer
-_EPSILON = float(np.finfo(np.float32).eps)
+EPSILON = float(np.finfo(np.float32).eps)
 
 Arrays = dict[str, NDArray[Any]]
 Reference = Callable[[Arrays], Arrays]
@@ -48,21 +49,24 @@ class Case:
         return ", ".join(f"{axis}={size}" for axis, size in self.sizes.items()) or "example sizes"
 
 
-def fuzz_sizes(example: int) -> list[int]:
+def fuzz_sizes(example: int, *, thorough: bool = False) -> list[int]:
     """At least five sizes other than the example's: 1, 2, its neighbours, a larger and a large one."""
     large = 4 * example + 5 if example <= 64 else 2 * example + 3
     candidates = [1, 2, example - 1, example + 1, 2 * example + 1, large]
+    if thorough:
+        candidates += [*range(3, 10), 3 * example, 2 * large + 1]
     sizes = [size for size in dict.fromkeys(candidates) if size >= 1 and size != example]
     while len(sizes) < 5:
         sizes.append(max(sizes) + 2)
     return sizes
 
 
-def fuzz_cases(axes: Mapping[str, int]) -> list[dict[str, int]]:
-    """Every axis varied alone with the others at the example's size; with several axes also a case where all differ."""
-    cases = [dict(axes) | {axis: size} for axis, example in axes.items() for size in fuzz_sizes(example)]
+def fuzz_cases(axes: Mapping[str, int], *, thorough: bool = False) -> list[dict[str, int]]:
+    """Every axis varied alone with the others at the example's size; with several axes also cases where all differ."""
+    cases = [dict(axes) | {axis: size} for axis, example in axes.items() for size in fuzz_sizes(example, thorough=thorough)]
     if len(axes) > 1:
         cases.append({axis: example + 2 + index for index, (axis, example) in enumerate(axes.items())})
+        cases.append(dict.fromkeys(axes, 1))
     return cases or [{}]
 
 
@@ -96,7 +100,8 @@ def torch_reference(graph: GraphSource, dtype: torch.dtype | None = None) -> Ref
         tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
         if dtype is not None:
             tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        return {name: tensor.numpy() for name, tensor in graph.call(tensors, module).items()}
+        outputs = {name: tensor.numpy() for name, tensor in graph.call(tensors, module).items()}
+        return specified(graph.states, outputs)
 
     return run
 
@@ -135,7 +140,7 @@ def derive_tolerance(reference: Reference, precise: Reference | None, cases: lis
                 f"output {name!r} changes by {measured:.2e} with rounding alone ({how}), and its values reach only "
                 f"{scale[name]:.2e}: nothing can be proved of it; look for a division by almost zero"
             )
-        floor = _EPSILON * scale[name]
+        floor = EPSILON * scale[name]
         text = f"{MARGIN:g} x the larger of {measured:.2e} ({how}) and {floor:.2e} (one float32 rounding of the largest value)"
         tolerances[name] = Tolerance(MARGIN * max(measured, floor), measured, text)
     return tolerances
@@ -150,7 +155,7 @@ def compare_cases(
         expected = reference(feeds)
         label = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
         try:
-            actual = session.run(feeds)
+            actual = specified(session.signature.states, session.run(feeds))
             bound = session.signature.check_feeds(feeds)
             for spec in session.signature.outputs:
                 bind_sizes(spec, actual[spec.name], bound)
@@ -180,4 +185,4 @@ def _nudge(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind != "f":
         return array
     random = np.random.default_rng(0)
-    return np.asarray(array * (1 + _EPSILON * random.choice([-1.0, 1.0], size=array.shape)), dtype=array.dtype)
+    return np.asarray(array * (1 + EPSILON * random.choice([-1.0, 1.0], size=array.shape)), dtype=array.dtype)

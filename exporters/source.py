@@ -10,34 +10,44 @@ model.onnx                 someone's ONNX file (see adopt.py)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from architectures.architecture import Architecture, output_name
 from architectures.catalog import CATALOG, find
 from architectures.raw_input import build_network
 from architectures.run_directory import Run, is_run
-from runtime.errors import SourceError, UnknownName
+from runtime.errors import OptionError, SourceError, UnknownName
+from runtime.signature import TensorSpec
 
 from .exportable import Exportable, GraphSource
+from .profiles import ONNXRUNTIME, PORTABLE, PROFILES
+from .text_graphs import encoder_decoder, encoder_only, language_model
 from .user_network import from_function
 
 _EXAMPLE_BATCH = 3  # torch.export treats sizes 0 and 1 as constants
 
 
-def find_source(text: str, settings: Mapping[str, Any] | None = None) -> Exportable:
-    """The network that SOURCE names. ONNX files are not networks: see adopt.py."""
+def find_source(text: str, settings: Mapping[str, Any] | None = None, *, profile: str | None = None) -> Exportable:
+    """The network that SOURCE names, as it is to be exported. ONNX files are not networks: see adopt.py.
+
+    `profile` is for networks with attention (see profiles.py); None takes what suits the network.
+    """
     path = Path(text)
+    if profile is not None and profile not in PROFILES:
+        raise UnknownName.of("profile", profile, PROFILES)
     if is_run(path):
         _refuse_settings(text, settings)
-        return from_run(path)
+        return from_run(path, profile)
     if text in CATALOG:
-        return from_architecture(text, settings)
+        return from_architecture(text, settings, profile)
     if ":" in text:
         _refuse_settings(text, settings)
+        _refuse_profile(text, profile)
         return from_function(text)
     if path.is_dir():
         raise SourceError(f"{text} is a directory without run.json; expected a run made by: edgekit train")
@@ -48,12 +58,24 @@ def find_source(text: str, settings: Mapping[str, Any] | None = None) -> Exporta
     raise UnknownName.of("architecture", text, CATALOG)
 
 
-def from_run(directory: Path) -> Exportable:
+def from_run(directory: Path, profile: str | None = None) -> Exportable:
     run = Run.open(directory)
     about = run.preprocessing
-    refuse_text(find(run.architecture))
-    assert about is not None
-    module, (spec,) = run.load(directory)
+    architecture = find(run.architecture)
+    module, specs = run.load(directory)
+    source = {
+        "kind": "run",
+        "architecture": run.architecture,
+        "config": run.config,
+        "recipe": _without_path(run.recipe),
+        "metrics": {key: value for key, value in (run.metrics or {}).items() if key != "history"},
+    }
+    if about is None:
+        network = _on_text(architecture, module, specs, run.task, profile)
+        tokenizers = run.load_tokenizers(directory)
+        return replace(network, labels=run.labels, data=run.data, source=source, tokenizers=tokenizers)
+    _refuse_profile(run.architecture, profile)
+    (spec,) = specs
     trailing = (1,) * (len(about.shape) - 1)
     random = torch.randn((_EXAMPLE_BATCH, *about.shape), generator=torch.Generator().manual_seed(0))
     example = random * torch.tensor(about.deviation).reshape(-1, *trailing) + torch.tensor(about.mean).reshape(-1, *trailing)
@@ -64,13 +86,7 @@ def from_run(directory: Path) -> Exportable:
         labels=run.labels,
         preprocessing=about.to_json(),
         data=run.data,
-        source={
-            "kind": "run",
-            "architecture": run.architecture,
-            "config": run.config,
-            "recipe": _without_path(run.recipe),
-            "metrics": {key: value for key, value in (run.metrics or {}).items() if key != "history"},
-        },
+        source=source,
     )
 
 
@@ -80,31 +96,48 @@ def _without_path(recipe: dict[str, Any]) -> dict[str, Any]:
     return recipe | {name: {k: v for k, v in recipe[name].items() if k != key} for name, key in sections.items()}
 
 
-def from_architecture(name: str, settings: Mapping[str, Any] | None = None) -> Exportable:
+def from_architecture(name: str, settings: Mapping[str, Any] | None = None, profile: str | None = None) -> Exportable:
     architecture = find(name)
     config = architecture.configure(settings)
-    refuse_text(architecture)
     torch.manual_seed(0)
-    module, (spec,) = build_network(architecture, config, None)
+    module, specs = build_network(architecture, config, None)
+    module.eval()
+    source = {"kind": "architecture", "architecture": name, "config": asdict(config)}
+    if architecture.takes == ("tokens",):
+        task = getattr(config, "task", architecture.task)
+        return replace(_on_text(architecture, module, specs, task, profile), source=source)
+    _refuse_profile(name, profile)
+    (spec,) = specs
     shape = [_EXAMPLE_BATCH if isinstance(dim, str) else dim for dim in spec.shape]
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    graph = GraphSource(module.eval(), {spec.name: example}, {spec.name: {0: "batch"}}, (output_name(architecture.task),))
-    return Exportable(
-        name=name,
-        task=architecture.task,
-        graphs=(graph,),
-        source={"kind": "architecture", "architecture": name, "config": asdict(config)},
-    )
+    graph = GraphSource(module, {spec.name: example}, {spec.name: {0: "batch"}}, (output_name(architecture.task),))
+    return Exportable(name=name, task=architecture.task, graphs=(graph,), source=source)
 
 
-def refuse_text(architecture: Architecture) -> None:
-    if architecture.takes == ("tokens",):
-        raise SourceError(
-            f"{architecture.name} takes text, and exporting such networks is not built yet; "
-            "until then export one that takes images or columns, or your own module with file.py:function"
-        )
+def _on_text(
+    architecture: Architecture, module: nn.Module, specs: tuple[TensorSpec, ...], task: str, profile: str | None
+) -> Exportable:
+    generator = None
+    if task == "language-model":
+        profile = profile or ONNXRUNTIME
+        graphs, generator = language_model(module, profile)
+    elif task == "seq2seq":
+        profile = profile or ONNXRUNTIME
+        graphs, generator = encoder_decoder(module, profile)
+    else:
+        profile = profile or PORTABLE
+        graphs = encoder_only(module, tuple(spec.name for spec in specs), task, profile)
+    return Exportable(architecture.name, task, graphs, generator=generator, profile=profile)
 
 
 def _refuse_settings(text: str, settings: Mapping[str, Any] | None) -> None:
     if settings:
         raise SourceError(f"--set applies to an architecture's name; {text} already fixes its own settings")
+
+
+def _refuse_profile(text: str, profile: str | None) -> None:
+    if profile not in (None, PORTABLE):
+        raise OptionError(
+            f"--profile {profile} fuses the attention of this catalogue's networks on text, and {text} has none; "
+            "leave --profile out, and try edgekit optimize on the bundle"
+        )

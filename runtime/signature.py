@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .errors import FeedError
 
 Dim = int | str
-"""A fixed size, or the name of one. Equal names are equal sizes within one run."""
+"""A fixed size, the name of one, or a sum of such ("past + time"). Equal names are equal sizes within one run."""
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -45,9 +45,10 @@ class StateSpec:
     """Something a decoder carries: `output` of one step is `input` of the next.
 
     A KV cache has a `length_axis`; an RNN's hidden state has none. Beam search reorders both along `batch_axis`.
-    `initial` is the value that fills a state before the first step. A cache that `grows` starts empty and is longer after every
-    step; one that does not is allocated once, at the longest it may get, and may be updated in place: input and output are then
-    one and the same memory.
+    `initial` is the value that fills a state before the first step, unless an encoder has an output of the state's name, which
+    then is that value. A cache without `filled` starts empty and grows with every step. One with it is allocated once, as long as
+    it may ever get, and updated in place (input and output may be one and the same memory); `filled` names the output that tells
+    how much of each row is in use, and what lies beyond is unspecified.
     """
 
     input: str
@@ -55,7 +56,7 @@ class StateSpec:
     batch_axis: int
     length_axis: int | None = None
     initial: float = 0.0
-    grows: bool = True
+    filled: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,7 +65,7 @@ class StateSpec:
             "batch_axis": self.batch_axis,
             "length_axis": self.length_axis,
             "initial": self.initial,
-            "grows": self.grows,
+            "filled": self.filled,
         }
 
     @classmethod
@@ -81,7 +82,7 @@ class GraphSignature:
     def __post_init__(self) -> None:
         inputs, outputs = {spec.name for spec in self.inputs}, {spec.name for spec in self.outputs}
         for state in self.states:
-            if state.input not in inputs or state.output not in outputs:
+            if state.input not in inputs or not {state.output, state.filled or state.output} <= outputs:
                 raise FeedError(f"state {state.input!r} → {state.output!r} names a tensor the graph does not have")
 
     @property
@@ -129,7 +130,11 @@ def bind_sizes(spec: TensorSpec, array: NDArray[Any], sizes: dict[str, int]) -> 
     if array.ndim != len(spec.shape):
         raise FeedError(f"{spec.name!r} has shape {array.shape} but {spec} is expected, which has {len(spec.shape)} axes")
     for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
-        if isinstance(dim, str):
+        if isinstance(dim, str) and " + " in dim and all(term.isdigit() or term in sizes for term in dim.split(" + ")):
+            expected = sum(int(term) if term.isdigit() else sizes[term] for term in dim.split(" + "))
+            if size != expected:
+                raise FeedError(f"axis {axis} of {spec.name!r} is {size} but must be {dim}, which is {expected} in this run")
+        elif isinstance(dim, str):
             known = sizes.setdefault(dim, size)
             if known != size:
                 raise FeedError(f"axis {axis} of {spec.name!r} is {size}, but {dim!r} is already {known} in this run")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .bundle import Bundle
 from .machine import describe_machine
 from .session import Session
+from .state import specified
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def verify_bundle(path: str | Path, *, device: str = "cpu", threads: int | None 
     }
     comparisons = []
     for entry, inputs, expected in bundle.goldens():
-        actual = sessions[entry.graph].run(inputs)
+        session = sessions[entry.graph]
+        actual = specified(session.signature.states, session.run(inputs))
         for output, reference in expected.items():
             allowed = bundle.manifest.tolerance[entry.graph][output].allowed
             comparisons.append(compare(entry.file, output, actual[output], reference, allowed))

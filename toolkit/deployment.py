@@ -23,10 +23,10 @@ from exporters.exportable import Exportable
 from exporters.optimize import optimize
 from exporters.quantize import Budget, Calibration, MeasuredRefusal, Quality, QuantizeReport, quantize
 from exporters.quantizers import SCHEMES
-from exporters.source import find_source, refuse_text
+from exporters.source import find_source
 from runtime.bench import BenchReport, bench, bundle_variant
 from runtime.bundle import Bundle
-from runtime.errors import OptionError, QuantizationRefused, UnknownName
+from runtime.errors import OptionError, QuantizationRefused, SourceError, UnknownName
 from runtime.feeds import natural_batch
 from runtime.files import new_directory, refuse_existing
 from runtime.statistics import Estimate
@@ -129,7 +129,7 @@ def _export(source: str, folder: Path, data: str | None, settings: tuple[str, ..
         return Origin(None, adopt(source, target, progress=progress), data)
     if is_recipe and not is_run(source):
         recipe = load_recipe(source).with_settings(parse_settings(settings) | ({"data.path": data} if data else {}))
-        refuse_text(find(recipe.architecture))  # now rather than after training
+        _refuse_text(recipe.architecture)  # now rather than after training
         data = data or recipe.data.path
         run, parts = loop.start(recipe, folder / "run")
         progress(f"training {run.architecture} on {run.data['name']} ({len(parts.train)} rows)")
@@ -137,10 +137,20 @@ def _export(source: str, folder: Path, data: str | None, settings: tuple[str, ..
             loop.train(run, parts, folder / "run", lambda epoch: update(epoch.number, epoch.total, str(epoch)))
         network = find_source(str(folder / "run"))
     else:
+        if is_run(source):
+            _refuse_text(Run.open(source).architecture)
         network = find_source(source)
         if is_run(source):
             data = data or Run.open(source).recipe["data"]["path"]
     return Origin(network, export(network, target, progress=progress), data)
+
+
+def _refuse_text(architecture: str) -> None:
+    if find(architecture).takes == ("tokens",):
+        raise SourceError(
+            f"{architecture} takes text, and deploy measures networks on images and columns only; "
+            "go step by step: edgekit train, export, check, optimize, verify"
+        )
 
 
 def _quantize_all(

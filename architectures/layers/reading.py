@@ -44,12 +44,14 @@ def shift_to_front(tokens: Tensor, pad: int) -> tuple[Tensor, Tensor, Callable[[
     For layers that can leave out padding only at the end. Padding inside a sequence stays where it is.
     """
     real = tokens != pad
-    steps = torch.arange(tokens.shape[1], device=tokens.device)
-    first = real.long().argmax(dim=1, keepdim=True)  # (batch, 1): where the real tokens begin
     time = tokens.shape[1]
+    steps = torch.arange(time, device=tokens.device)
+    first = real.long().argmax(dim=1, keepdim=True)  # (batch, 1): where the real tokens begin
+    source = steps + first  # (batch, time), beyond the end where it must go on at the beginning
+    target = steps - first
 
     def restore(x: Tensor) -> Tensor:
-        index = ((steps - first) % time).unsqueeze(-1)  # (batch, time, 1)
+        index = torch.where(target < 0, target + time, target).unsqueeze(-1)  # (batch, time, 1)
         return x.gather(1, index.expand(-1, -1, x.shape[2]))
 
-    return tokens.gather(1, (steps + first) % time), real.sum(dim=1), restore
+    return tokens.gather(1, torch.where(source >= time, source - time, source)), real.sum(dim=1), restore

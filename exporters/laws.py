@@ -1,0 +1,214 @@
+"""The laws of decoding, checked on the exported graphs against live PyTorch.
+
+However a text is fed to a decoder, the logits are those of the whole network on the whole text: in one piece or token by token,
+in any pieces, alone or in a batch, padded or not, and after rows of the state have been reordered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.errors import EdgekitError, ParityRefused
+from runtime.session import Session
+from runtime.state import initial_state, reorder, step
+from runtime.verify import max_error
+
+from .exportable import Generator
+from .parity import EPSILON, MARGIN
+from .text_graphs import DECODER, ENCODER
+
+_BATCH, _TIME, _SOURCE = 3, 7, 6
+_SPARE = 3  # slots a cache in place has beyond the text
+_FIRST_WORD = 4
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LawResult:
+    law: str
+    error: float  # largest difference of a logit
+    allowed: float
+    problem: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is decoded, and PyTorch's logits for it."""
+
+    tokens: Array  # (batch, time), no padding
+    source: Array | None
+    logits: Array  # (batch, time, vocabulary)
+    allowed: float
+
+    def rows(self, rows: list[int]) -> Text:
+        source = None if self.source is None else self.source[rows]
+        return Text(self.tokens[rows], source, self.logits[rows], self.allowed)
+
+
+class Host:
+    """Runs the graphs as an application would."""
+
+    def __init__(self, sessions: Mapping[str, Session], pad: int) -> None:
+        self.sessions = sessions
+        self.pad = pad
+        self.signature = sessions[DECODER].signature
+
+    def start(self, text: Text, capacity: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The memory of the source, and the state before the first token."""
+        memory = {} if text.source is None else self.sessions[ENCODER].run({"source": text.source})
+        return memory, initial_state(self.signature, len(text.tokens), capacity=capacity + _SPARE, given=memory)
+
+    def feed(self, text: Text, pieces: list[Array]) -> Array:
+        """Logits of the pieces, one after the other, side by side."""
+        memory, state = self.start(text, sum(piece.shape[1] for piece in pieces))
+        logits = []
+        for piece in pieces:
+            part, state = step(self.sessions[DECODER], piece, state, memory)
+            logits.append(part)
+        return np.concatenate(logits, axis=1)
+
+
+def check_laws(about: Generator, sessions: Mapping[str, Session], *, thorough: bool = False) -> tuple[LawResult, ...]:
+    """Every law on one text, or on several with `thorough`."""
+    host = Host(sessions, about.pad)
+    sizes = [(_BATCH, _TIME)] + ([(1, 1), (2, 2), (5, 33), (4, 12)] if thorough else [])
+    results: dict[str, LawResult] = {}
+    for seed, (batch, time) in enumerate(sizes):
+        text = _text(about, batch, min(time, (about.longest or time)), seed)
+        for law, check in _LAWS.items():
+            if law == _PADDING and about.pad < 0:
+                continue  # the vocabulary has no padding
+            result = _result(law, check(host, text), text)
+            if law not in results or (results[law] and (not result or result.error > results[law].error)):
+                results[law] = result
+    return tuple(results.values())
+
+
+def refuse_broken_laws(name: str, results: tuple[LawResult, ...]) -> None:
+    broken = [result for result in results if not result]
+    if broken:
+        listed = "; ".join(f"{result.law}: {result.problem}" for result in broken)
+        raise ParityRefused(f"{name} was not written: its decoder breaks a law of decoding. {listed}")
+
+
+def _text(about: Generator, batch: int, time: int, seed: int) -> Text:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(min(_FIRST_WORD, about.vocabulary - 1), about.vocabulary, (batch, time))
+    source = None
+    if about.source_vocabulary is not None:
+        source = random.integers(min(_FIRST_WORD, about.source_vocabulary - 1), about.source_vocabulary, (batch, _SOURCE))
+        if about.pad >= 0:
+            source[1:, _SOURCE - 2 :] = about.pad  # one source is longer than the others
+    arguments = torch.from_numpy(tokens), None if source is None else torch.from_numpy(source)
+    logits = about.logits(*arguments).numpy()
+    exact = about.logits(*arguments, network=copy.deepcopy(about.network).double()).numpy()
+    scale = float(np.abs(logits).max())
+    return Text(tokens, source, logits, MARGIN * max(max_error(logits, exact), EPSILON * scale))
+
+
+def _result(law: str, compared: Iterator[tuple[str, Array, Array]], text: Text) -> LawResult:
+    worst, problem = 0.0, None
+    try:
+        for what, actual, expected in compared:
+            error = max_error(actual, expected) if actual.shape == expected.shape else float("inf")
+            error = float("inf") if np.isnan(actual).any() else error
+            if error > text.allowed and problem is None:
+                problem = f"{what} differs by {error:.2e} (allowed {text.allowed:.2e}){_likeliest(actual, expected)}"
+            worst = max(worst, error)
+    except EdgekitError as failure:
+        worst, problem = float("inf"), str(failure)
+    return LawResult(law, worst, text.allowed, problem)
+
+
+def _likeliest(actual: Array, expected: Array) -> str:
+    """Whether another token wins, and by how much it should have lost."""
+    if actual.shape != expected.shape or np.isnan(actual).any():
+        return f": shape {list(actual.shape)} in place of {list(expected.shape)}, or NaN"
+    ours, theirs = actual.argmax(-1), expected.argmax(-1)
+    if (ours == theirs).all():
+        return ", without changing a likeliest token"
+    place = tuple(int(index) for index in np.argwhere(ours != theirs)[0])
+    margin = float(expected[place][theirs[place]] - expected[place][ours[place]])
+    error = float(np.abs(actual[place] - expected[place]).max())
+    verdict = (
+        "a tie within noise" if margin <= 2 * error and error <= 1e-3 * float(np.abs(expected).max()) else "a bug, not a tie"
+    )
+    return f"; at {list(place)} token {ours[place]} wins over {theirs[place]}, whose margin is {margin:.2e} ({verdict})"
+
+
+# Each law yields (what, the graph's logits, PyTorch's logits).
+Compared = Iterator[tuple[str, Array, Array]]
+
+
+def _prefill_is_steps(host: Host, text: Text) -> Compared:
+    yield "the text in one piece", host.feed(text, [text.tokens]), text.logits
+    yield "the text token by token", host.feed(text, np.split(text.tokens, text.tokens.shape[1], axis=1)), text.logits
+
+
+def _chunked_is_whole(host: Host, text: Text) -> Compared:
+    time = text.tokens.shape[1]
+    for cut in sorted({1, time // 2, time - 1} - {0, time}):
+        yield f"the text cut after {cut}", host.feed(text, np.split(text.tokens, [cut], axis=1)), text.logits
+    for row in range(min(2, len(text.tokens))):
+        alone = text.rows([row])
+        pieces = np.split(alone.tokens, [max(1, time // 3), max(1, 2 * time // 3)], axis=1)
+        yield f"row {row} in three pieces", host.feed(alone, [piece for piece in pieces if piece.shape[1]]), alone.logits
+
+
+def _row_is_alone(host: Host, text: Text) -> Compared:
+    for row in range(len(text.tokens)):
+        alone = text.rows([row])
+        yield f"row {row} alone", host.feed(alone, [alone.tokens]), alone.logits
+
+
+def _padding_changes_nothing(host: Host, text: Text) -> Compared:
+    """Row i is padded by i tokens, on the left or on the right; then all go on by one token."""
+    batch, time = text.tokens.shape
+    for left in (True, False):
+        prompt = np.full((batch, time - 1 + batch - 1), host.pad, text.tokens.dtype) if time > 1 else None
+        if prompt is None:
+            return
+        places = [slice(row, row + time - 1) if left else slice(0, time - 1 - min(row, time - 2)) for row in range(batch)]
+        for row, place in enumerate(places):
+            prompt[row, place] = text.tokens[row, : place.stop - place.start]
+        taken = np.array([place.stop - place.start for place in places])
+        following = text.tokens[np.arange(batch), taken][:, None]
+        logits = host.feed(text, [prompt, following])
+        side = "left" if left else "right"
+        for row, place in enumerate(places):
+            yield f"row {row} padded on the {side}", logits[row, place], text.logits[row, : taken[row]]
+            yield f"row {row}, a step after padding on the {side}", logits[row, -1], text.logits[row, taken[row]]
+
+
+def _reordering_is_recomputing(host: Host, text: Text) -> Compared:
+    batch, time = text.tokens.shape
+    if time < 2:
+        return
+    order = [batch - 1, *([0] * (batch - 1))]
+    memory, state = host.start(text, time)
+    _, state = step(host.sessions[DECODER], text.tokens[:, : time - 1], state, memory)
+    state = reorder(host.signature, state, order)
+    memory = {name: array[order] for name, array in memory.items() if name not in state}  # memories are batch first
+    logits, _ = step(host.sessions[DECODER], text.tokens[order, time - 1 :], state, memory)
+    yield f"rows reordered to {order}", logits, text.logits[order, time - 1 :]
+
+
+_PADDING = "padding changes nothing"
+_LAWS: dict[str, Callable[[Host, Text], Compared]] = {
+    "prefill = steps": _prefill_is_steps,
+    "chunked = whole": _chunked_is_whole,
+    "row = alone": _row_is_alone,
+    _PADDING: _padding_changes_nothing,
+    "reorder = recompute": _reordering_is_recomputing,
+}

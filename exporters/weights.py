@@ -1,0 +1,74 @@
+"""Where weights are kept: inside their graph, or in one file beside all graphs of a bundle.
+
+Tensors that several graphs share (an embedding, a table of positions) are always kept in that file, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import onnx
+from onnx import TensorProto
+
+from .graph import copy_of
+
+WEIGHTS_FILE = "weights.data"
+_SMALL = 1024  # bytes; a tensor below that costs more to point to than to repeat
+_ALIGNMENT = 4096  # of a tensor in the file: one page, so that it can be mapped
+
+
+def pack_graphs(
+    models: Mapping[str, onnx.ModelProto], *, external: bool = False
+) -> tuple[dict[str, bytes], dict[str, tuple[str, ...]]]:
+    """Files of the graphs, `NAME.onnx` and perhaps WEIGHTS_FILE, and for each graph the weight files it reads.
+
+    With `external` every large tensor goes to the weights file, not only those that are shared.
+    """
+    keys = {name: {tensor.name: _key(tensor) for tensor in large_tensors(model)} for name, model in models.items()}
+    owners: dict[str, int] = {}
+    for of_graph in keys.values():
+        for key in set(of_graph.values()):
+            owners[key] = owners.get(key, 0) + 1
+    outside = {key for key, count in owners.items() if external or count > 1}
+    places: dict[str, tuple[int, int]] = {}
+    data = bytearray()
+    files: dict[str, bytes] = {}
+    weights: dict[str, tuple[str, ...]] = {}
+    for name, model in models.items():
+        mine = {tensor: key for tensor, key in keys[name].items() if key in outside}
+        if mine:
+            model = copy_of(model)
+            for tensor in large_tensors(model):
+                if tensor.name not in mine:
+                    continue
+                key = mine[tensor.name]
+                if key not in places:
+                    data.extend(b"\0" * (-len(data) % _ALIGNMENT))
+                    places[key] = (len(data), len(tensor.raw_data))
+                    data.extend(tensor.raw_data)
+                _point_to(tensor, *places[key])
+        files[f"{name}.onnx"] = model.SerializeToString()
+        weights[name] = (WEIGHTS_FILE,) if mine else ()
+    if data:
+        files[WEIGHTS_FILE] = bytes(data)
+    return files, weights
+
+
+def large_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """The weights of the main graph that are worth a place of their own."""
+    return (tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= _SMALL)
+
+
+def _key(tensor: TensorProto) -> str:
+    """Equal for tensors of equal type and bytes; their shapes are kept in the graphs."""
+    return f"{tensor.data_type}:{hashlib.sha256(tensor.raw_data).hexdigest()}"
+
+
+def _point_to(tensor: TensorProto, offset: int, length: int) -> None:
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", WEIGHTS_FILE), ("offset", str(offset)), ("length", str(length))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.reference
 import onnxruntime
 from google.protobuf.message import DecodeError
+from onnx import numpy_helper
 
 from runtime.errors import SourceError
 from runtime.onnx_file import external_files
@@ -65,6 +68,88 @@ def clean(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception:  # contrib operators have no shape function; the graph is right all the same
         return model
+
+
+def rename_outputs(model: onnx.ModelProto, prefix: str) -> onnx.ModelProto:
+    """Outputs without `prefix`; a value inside the graph that has the same name gets another one."""
+    wanted = {value.name: value.name.removeprefix(prefix) for value in model.graph.output}
+    taken = set(wanted.values()) & _names_of(model)
+    renamed = wanted | {name: f"{name} (inside)" for name in taken}
+    for graph in graphs_of(model):
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = renamed.get(value.name, value.name)
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [renamed.get(name, name) for name in names]
+    return model
+
+
+def _names_of(model: onnx.ModelProto) -> set[str]:
+    weights = {tensor.name for graph in graphs_of(model) for tensor in graph.initializer}
+    return weights | {name for graph in graphs_of(model) for node in graph.node for name in node.output}
+
+
+def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Compute what is made of weights alone (gates put into another order, biases joined), where the originals then go away.
+
+    A weight that is also used as it is (an embedding that is its own output layer, transposed) stays one weight.
+    """
+    graph = model.graph
+    known = {tensor.name: tensor for tensor in graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    made: dict[str, set[str]] = {}  # value → the weights it is made of
+    folding: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type in _REARRANGING and all(not name or name in known or name in made for name in node.input):
+            roots = set().union(*(made.get(name, {name}) for name in node.input if name))
+            made |= dict.fromkeys(node.output, roots)
+            folding.append(node)
+    outside = {
+        root
+        for name, nodes in readers.items()
+        for node in nodes
+        for root in made.get(name, {name})
+        if name in known and not any(node is folded for folded in folding)
+    }
+    for node in folding:
+        sources = made[node.output[0]]
+        if any(len(known[name].raw_data) > _SMALL_WEIGHT and name in outside for name in sources):
+            continue
+        if not all(not name or name in known for name in node.input):  # what it reads was not folded
+            continue
+        values = onnx.reference.ReferenceEvaluator(_alone(node, model)).run(
+            None, {name: numpy_helper.to_array(known[name]) for name in node.input if name}
+        )
+        for name, value in zip(node.output, values, strict=True):
+            known[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+            graph.initializer.append(known[name])
+        graph.node.remove(node)
+    _drop_unread_weights(model)
+    return model
+
+
+_REARRANGING = {"Concat", "Slice", "Split", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Gather", "Identity"}
+_SMALL_WEIGHT = 4096  # bytes; to repeat one of these costs nothing
+
+
+def _alone(node: onnx.NodeProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model of this node only."""
+    untyped = onnx.TypeProto()
+    inputs = [onnx.helper.make_value_info(name, untyped) for name in node.input if name]
+    outputs = [onnx.helper.make_value_info(name, untyped) for name in node.output]
+    alone = onnx.helper.make_graph([node], "node", inputs, outputs)
+    return onnx.helper.make_model(alone, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _drop_unread_weights(model: onnx.ModelProto) -> None:
+    read = {name for graph in graphs_of(model) for node in graph.node for name in node.input}
+    read |= {value.name for value in model.graph.output}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in read]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
 
 
 def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

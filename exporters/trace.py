@@ -16,9 +16,11 @@ from torch import nn
 from runtime.errors import SourceError
 
 from .exportable import GraphSource
-from .graph import clean
+from .graph import clean, fold_weights, rename_outputs
 
 DEFAULT_OPSET = 20  # 23 and later use the Attention operator, which onnxruntime's CPU kernel rejects for some masks
+
+_OUTPUT = "output of the graph: "  # before a name while tracing: the tracer's own values may have the name too
 
 
 def to_onnx(graph: GraphSource, name: str, *, opset: int) -> onnx.ModelProto:
@@ -38,7 +40,7 @@ def to_onnx(graph: GraphSource, name: str, *, opset: int) -> onnx.ModelProto:
                 verbose=False,
                 opset_version=opset,
                 input_names=list(inputs),
-                output_names=list(graph.output_names),
+                output_names=[_OUTPUT + name for name in graph.output_names],
                 dynamic_shapes=_dynamic_shapes(graph, module, by_keyword),
             )
         except Exception as error:
@@ -46,7 +48,7 @@ def to_onnx(graph: GraphSource, name: str, *, opset: int) -> onnx.ModelProto:
         finally:
             logging.disable(before)
     assert program is not None
-    return clean(program.model_proto)
+    return clean(fold_weights(rename_outputs(program.model_proto, _OUTPUT)))
 
 
 def examples_of(graph: GraphSource) -> dict[str, torch.Tensor]:

@@ -46,9 +46,9 @@ class StateSpec:
 
     A KV cache has a `length_axis`; an RNN's hidden state has none. Beam search reorders both along `batch_axis`.
     `initial` is the value that fills a state before the first step, unless an encoder has an output of the state's name, which
-    then is that value. A cache without `filled` starts empty and grows with every step. One with it is allocated once, as long as
-    it may ever get, and updated in place (input and output may be one and the same memory); `filled` names the output that tells
-    how much of each row is in use, and what lies beyond is unspecified.
+    then is that value. A cache without `filled` starts empty and grows with every step. One with it is allocated once, as long
+    as it may ever get, and updated in place (input and output may be one and the same memory); `filled` names the output that
+    tells how much of each row is in use, and what lies beyond is unspecified.
     """
 
     input: str

@@ -94,6 +94,7 @@ def export(
     *,
     opset: int = DEFAULT_OPSET,
     thorough: bool = False,
+    external_data: bool = False,
     force: bool = False,
     progress: Progress = lambda step: None,
 ) -> ExportReport:
@@ -130,6 +131,7 @@ def export(
         data=network.data,
         generation=_generation(network.generator),
         tokenizers=network.tokenizers,
+        external_data=external_data,
         force=force,
     )
     return ExportReport(bundle, tuple(proofs), laws, network.profile)
@@ -223,12 +225,13 @@ def _runnable_cases(
             axes.setdefault(label, int(np.shape(examples[name])[axis]))
     runnable, skipped = [], []
     for seed, wanted in enumerate(fuzz_cases(axes, thorough=thorough)):
-        if graph.draw is None:
-            feeds = fresh_inputs(signature, examples, wanted, seed)
-        else:
-            feeds = {name: tensor.numpy() for name, tensor in graph.draw(wanted, seed).items()}
-        sizes = signature.check_feeds(feeds)
+        sizes = wanted
         try:
+            if graph.draw is None:
+                feeds = fresh_inputs(signature, examples, wanted, seed)
+            else:
+                feeds = {name: tensor.numpy() for name, tensor in graph.draw(wanted, seed).items()}
+            sizes = signature.check_feeds(feeds)
             reference(feeds)
         except Exception as error:  # the original's own limit, such as a kernel larger than a 1x1 image
             skipped.append(f"{', '.join(f'{axis}={size}' for axis, size in sizes.items())}: {reason_of(error)}")

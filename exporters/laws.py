@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import EdgekitError, ParityRefused
 from runtime.session import Session
-from runtime.state import initial_state, reorder, step
+from runtime.state import TOKENS, initial_state, reorder, step
 from runtime.verify import max_error
 
 from .exportable import Generator
@@ -63,11 +63,27 @@ class Host:
         self.sessions = sessions
         self.pad = pad
         self.signature = sessions[DECODER].signature
+        rows, time = next(spec.shape for spec in self.signature.inputs if spec.name == TOKENS)
+        self.rows = rows if isinstance(rows, int) else None  # None: any number
+        self.tokens_at_once = time if isinstance(time, int) and time > 1 else 1
 
-    def start(self, text: Text, capacity: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    @property
+    def source_size(self) -> int:
+        size = self.sessions[ENCODER].signature.inputs[0].shape[1]
+        return size if isinstance(size, int) else _SOURCE
+
+    def capacity(self, tokens: int) -> int:
+        """Slots of a cache in place for a text: what the graph fixes, or some more than the text."""
+        for state in self.signature.states:
+            spec = next(spec for spec in self.signature.inputs if spec.name == state.input)
+            if state.filled and state.length_axis is not None and isinstance(size := spec.shape[state.length_axis], int):
+                return size
+        return tokens + _SPARE
+
+    def start(self, text: Text, tokens: int) -> tuple[dict[str, Array], dict[str, Array]]:
         """The memory of the source, and the state before the first token."""
         memory = {} if text.source is None else self.sessions[ENCODER].run({"source": text.source})
-        return memory, initial_state(self.signature, len(text.tokens), capacity=capacity + _SPARE, given=memory)
+        return memory, initial_state(self.signature, len(text.tokens), capacity=self.capacity(tokens), given=memory)
 
     def feed(self, text: Text, pieces: list[Array]) -> Array:
         """Logits of the pieces, one after the other, side by side."""
@@ -85,10 +101,12 @@ def check_laws(about: Generator, sessions: Mapping[str, Session], *, thorough: b
     sizes = [(_BATCH, _TIME)] + ([(1, 1), (2, 2), (5, 33), (4, 12)] if thorough else [])
     results: dict[str, LawResult] = {}
     for seed, (batch, time) in enumerate(sizes):
-        text = _text(about, batch, min(time, (about.longest or time)), seed)
+        text = _text(about, host, batch, time, seed)
         for law, check in _LAWS.items():
-            if law == _PADDING and about.pad < 0:
-                continue  # the vocabulary has no padding
+            if law == _PADDING and (about.pad < 0 or host.tokens_at_once > 1):
+                continue  # the vocabulary has no padding, or a graph of fixed size takes no prompt of any length
+            if law in _ON_ROWS and host.rows is not None:
+                continue  # a graph of a fixed batch
             result = _result(law, check(host, text), text)
             if law not in results or (results[law] and (not result or result.error > results[law].error)):
                 results[law] = result
@@ -102,14 +120,19 @@ def refuse_broken_laws(name: str, results: tuple[LawResult, ...]) -> None:
         raise ParityRefused(f"{name} was not written: its decoder breaks a law of decoding. {listed}")
 
 
-def _text(about: Generator, batch: int, time: int, seed: int) -> Text:
+def _text(about: Generator, host: Host, batch: int, time: int, seed: int) -> Text:
     random = np.random.default_rng(seed)
+    batch = host.rows or batch
+    longest = min(about.longest or time * host.tokens_at_once, host.capacity(time * host.tokens_at_once))
+    time = max(1, min(time, longest // host.tokens_at_once)) * host.tokens_at_once
     tokens = random.integers(min(_FIRST_WORD, about.vocabulary - 1), about.vocabulary, (batch, time))
     source = None
     if about.source_vocabulary is not None:
-        source = random.integers(min(_FIRST_WORD, about.source_vocabulary - 1), about.source_vocabulary, (batch, _SOURCE))
+        source = random.integers(
+            min(_FIRST_WORD, about.source_vocabulary - 1), about.source_vocabulary, (batch, host.source_size)
+        )
         if about.pad >= 0:
-            source[1:, _SOURCE - 2 :] = about.pad  # one source is longer than the others
+            source[1:, max(1, host.source_size - 2) :] = about.pad  # one source is longer than the others
     arguments = torch.from_numpy(tokens), None if source is None else torch.from_numpy(source)
     logits = about.logits(*arguments).numpy()
     exact = about.logits(*arguments, network=copy.deepcopy(about.network).double()).numpy()
@@ -153,16 +176,20 @@ Compared = Iterator[tuple[str, Array, Array]]
 
 def _prefill_is_steps(host: Host, text: Text) -> Compared:
     yield "the text in one piece", host.feed(text, [text.tokens]), text.logits
-    yield "the text token by token", host.feed(text, np.split(text.tokens, text.tokens.shape[1], axis=1)), text.logits
+    steps = text.tokens.shape[1] // host.tokens_at_once
+    yield "the text step by step", host.feed(text, np.split(text.tokens, steps, axis=1)), text.logits
 
 
 def _chunked_is_whole(host: Host, text: Text) -> Compared:
-    time = text.tokens.shape[1]
+    unit = host.tokens_at_once
+    time = text.tokens.shape[1] // unit
     for cut in sorted({1, time // 2, time - 1} - {0, time}):
-        yield f"the text cut after {cut}", host.feed(text, np.split(text.tokens, [cut], axis=1)), text.logits
+        yield f"the text cut after {cut * unit}", host.feed(text, np.split(text.tokens, [cut * unit], axis=1)), text.logits
+    if host.rows not in (None, 1):
+        return
     for row in range(min(2, len(text.tokens))):
         alone = text.rows([row])
-        pieces = np.split(alone.tokens, [max(1, time // 3), max(1, 2 * time // 3)], axis=1)
+        pieces = np.split(alone.tokens, [max(1, time // 3) * unit, max(1, 2 * time // 3) * unit], axis=1)
         yield f"row {row} in three pieces", host.feed(alone, [piece for piece in pieces if piece.shape[1]]), alone.logits
 
 
@@ -193,18 +220,20 @@ def _padding_changes_nothing(host: Host, text: Text) -> Compared:
 
 def _reordering_is_recomputing(host: Host, text: Text) -> Compared:
     batch, time = text.tokens.shape
-    if time < 2:
+    if time < 2 * host.tokens_at_once:
         return
     order = [batch - 1, *([0] * (batch - 1))]
     memory, state = host.start(text, time)
-    _, state = step(host.sessions[DECODER], text.tokens[:, : time - 1], state, memory)
+    last = time - host.tokens_at_once
+    _, state = step(host.sessions[DECODER], text.tokens[:, :last], state, memory)
     state = reorder(host.signature, state, order)
     memory = {name: array[order] for name, array in memory.items() if name not in state}  # memories are batch first
-    logits, _ = step(host.sessions[DECODER], text.tokens[order, time - 1 :], state, memory)
-    yield f"rows reordered to {order}", logits, text.logits[order, time - 1 :]
+    logits, _ = step(host.sessions[DECODER], text.tokens[order, last:], state, memory)
+    yield f"rows reordered to {order}", logits, text.logits[order, last:]
 
 
 _PADDING = "padding changes nothing"
+_ON_ROWS = ("row = alone",)
 _LAWS: dict[str, Callable[[Host, Text], Compared]] = {
     "prefill = steps": _prefill_is_steps,
     "chunked = whole": _chunked_is_whole,

@@ -200,16 +200,16 @@ def _row_is_alone(host: Host, text: Text) -> Compared:
 
 
 def _padding_changes_nothing(host: Host, text: Text) -> Compared:
-    """Row i is padded by i tokens, on the left or on the right; then all go on by one token."""
+    """Row i begins with i tokens less than row 0 and is padded, on the left or on the right; then all go on by one token."""
     batch, time = text.tokens.shape
+    if time < 2:
+        return
+    taken = np.array([max(1, time - 1 - row) for row in range(batch)])
     for left in (True, False):
-        prompt = np.full((batch, time - 1 + batch - 1), host.pad, text.tokens.dtype) if time > 1 else None
-        if prompt is None:
-            return
-        places = [slice(row, row + time - 1) if left else slice(0, time - 1 - min(row, time - 2)) for row in range(batch)]
+        places = [slice(time - 1 - count, time - 1) if left else slice(0, count) for count in taken]
+        prompt = np.full((batch, time - 1), host.pad, text.tokens.dtype)
         for row, place in enumerate(places):
-            prompt[row, place] = text.tokens[row, : place.stop - place.start]
-        taken = np.array([place.stop - place.start for place in places])
+            prompt[row, place] = text.tokens[row, : taken[row]]
         following = text.tokens[np.arange(batch), taken][:, None]
         logits = host.feed(text, [prompt, following])
         side = "left" if left else "right"

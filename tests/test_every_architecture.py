@@ -16,14 +16,22 @@ from exporters.export import export
 from exporters.optimize import optimize
 from exporters.source import find_source
 from runtime.bundle import Bundle
-from runtime.errors import SourceError
 from runtime.verify import verify_bundle
 from toolkit.training.recipe import load_recipe, recipe_names
 
 PARAMETERS = {name: architecture.parameters() for name, architecture in CATALOG.items()}
 SMALL = [name for name, count in PARAMETERS.items() if count < 6_000_000]  # the others are published sizes
 ON_TENSORS = [name for name in SMALL if CATALOG[name].takes != ("tokens",)]
-ON_TEXT = [name for name in CATALOG if CATALOG[name].takes == ("tokens",)]
+ON_TEXT = [name for name in SMALL if CATALOG[name].takes == ("tokens",)]
+# Every task of a network on text, and both profiles of those with attention, at sizes of seconds; the rest of a configuration
+# changes sizes, not operators.
+TEXT_VARIANTS = [
+    *((name, {"task": task}, None) for name in ON_TEXT for task in CATALOG[name].tasks[1:]),
+    *((name, {}, "portable") for name in ("gpt", "transformer")),
+    ("bert", {}, "onnxruntime"),
+]
+GENERATING = {"language-model", "seq2seq"}
+LAWS = {"prefill = steps", "chunked = whole", "row = alone", "padding changes nothing", "reorder = recompute"}
 QUICK = {"linear", "softmax", "mlp", "lenet"}  # whose recipes take seconds; the others are trained a little
 
 
@@ -57,10 +65,25 @@ def test_published_sizes_export_too(name: str, tmp_path: Path) -> None:
     assert verify_bundle(report.bundle.root)
 
 
-@pytest.mark.parametrize("name", ON_TEXT)
-def test_a_network_on_text_says_that_it_cannot_be_exported_yet(name: str) -> None:
-    with pytest.raises(SourceError, match="takes text, and exporting such networks is not built yet"):
-        find_source(name)
+@pytest.mark.parametrize(
+    ("name", "settings", "profile"), [*((name, {}, None) for name in ON_TEXT), *TEXT_VARIANTS], ids=lambda value: str(value)
+)
+def test_a_network_on_text_exports_and_keeps_the_laws_of_decoding(
+    name: str, settings: dict[str, str], profile: str | None, tmp_path: Path
+) -> None:
+    report = export(find_source(name, settings, profile=profile), tmp_path / "x.bundle")
+    for graph in report.graphs:
+        for axis in graph.signature.dynamic_axes:
+            assert len({case.sizes[axis] for case in graph.cases}) >= 5, (graph.name, axis)
+    task = report.bundle.manifest.task
+    assert task == settings.get("task", CATALOG[name].task)
+    assert {law.law for law in report.laws} == (LAWS if task in GENERATING else set())
+    assert all(report.laws)
+    assert verify_bundle(report.bundle.root)
+    assert check(report.bundle.root)
+    leaner = optimize(report.bundle, tmp_path / "lean.bundle")
+    assert not any(item.outcome.startswith("reverted") for item in leaner.passes)
+    assert verify_bundle(tmp_path / "lean.bundle")
 
 
 @pytest.mark.parametrize("name", SMALL)

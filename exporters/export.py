@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,18 +102,6 @@ def export(
     progress: Progress = lambda step: None,
 ) -> ExportReport:
     """Write `network` as a bundle at `target`, proved equal to PyTorch; `thorough` tries more sizes and texts."""
-    proofs, sessions = [], {}
-    for graph in network.graphs:
-        label = network.name if len(network.graphs) == 1 else f"{network.name}'s {graph.name}"
-        proof, sessions[graph.name] = _prove(graph, label, opset, thorough, progress)
-        proofs.append(proof)
-    laws: tuple[LawResult, ...] = ()
-    if network.generator is not None:
-        progress("checking the laws of decoding")
-        laws = check_laws(network.generator, sessions, thorough=thorough)
-        refuse_broken_laws(network.name, laws)
-    _refuse_other_task(network, proofs[0].signature)
-    progress("writing the bundle")
     lineage = lineage_step(
         "export",
         None,
@@ -122,20 +111,32 @@ def export(
         torch=torch.__version__,
         onnx=onnx.__version__,
     )
-    bundle = write_proofs(
-        target,
-        proofs,
-        name=network.name,
-        task=network.task,
-        lineage=lineage,
-        labels=network.labels,
-        preprocessing=network.preprocessing,
-        data=network.data,
-        generation=_generation(network.generator),
-        tokenizers=network.tokenizers,
-        external_data=external_data,
-        force=force,
-    )
+    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:  # for weights that are too large to be kept inside a graph
+        prove = Prover(opset, thorough, Path(folder), progress)
+        several = len(network.graphs) > 1
+        proofs = [prove(graph, f"{network.name}'s {graph.name}" if several else network.name) for graph in network.graphs]
+        _refuse_other_task(network, proofs[0].signature)
+        laws: tuple[LawResult, ...] = ()
+        if network.generator is not None:
+            progress("checking the laws of decoding")
+            laws = check_laws(network.generator, prove.sessions, thorough=thorough)
+            refuse_broken_laws(network.name, laws)
+        progress("writing the bundle")
+        bundle = write_proofs(
+            target,
+            proofs,
+            name=network.name,
+            task=network.task,
+            lineage=lineage,
+            labels=network.labels,
+            preprocessing=network.preprocessing,
+            data=network.data,
+            generation=_generation(network.generator),
+            tokenizers=network.tokenizers,
+            external_data=external_data,
+            folder=Path(folder),
+            force=force,
+        )
     return ExportReport(bundle, tuple(proofs), laws, network.profile)
 
 
@@ -153,10 +154,11 @@ def write_proofs(
     force: bool,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     external_data: bool = False,
+    folder: Path | None = None,
     **about: Any,
 ) -> Bundle:
     """The bundle of proved graphs with their goldens; `about` are further fields of the manifest."""
-    files, weights = pack_graphs({proof.name: proof.model for proof in proofs}, external=external_data)
+    files, weights = pack_graphs({proof.name: proof.model for proof in proofs}, folder=folder, external=external_data)
     tokenizer_files = {name: f"tokenizer-{name}.json" for name in tokenizers or {}}
     files |= {tokenizer_files[name]: tokenizer.to_json().encode() for name, tokenizer in (tokenizers or {}).items()}
     entries = []
@@ -176,22 +178,35 @@ def write_proofs(
     return write_bundle(target, manifest, files, force=force)
 
 
-def _prove(graph: GraphSource, label: str, opset: int, thorough: bool, progress: Progress) -> tuple[GraphProof, Session]:
-    """Trace one graph and compare it with PyTorch at sizes the tracer never saw."""
-    progress(f"tracing {label}")
-    model = to_onnx(graph, label, opset=opset)
-    signature = signature_of(model, graph.states)
-    _refuse_frozen_axes(graph, label, signature)
-    progress(f"comparing {label} with PyTorch")
-    live = torch_reference(graph)
-    reference = remembering(live)
-    inputs, skipped = _runnable_cases(graph, signature, reference, thorough)
-    some = [feeds for _, feeds in inputs][:: 1 if weights_of(graph.module) < _LARGE else 3]
-    tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), some, again=live)
-    session = Session(model.SerializeToString(), signature, device="cpu")
-    cases = compare_cases(session, reference, tolerance, inputs)
-    refuse_failures(label, cases)
-    return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped), session
+class Prover:
+    """Traces graphs and compares them with PyTorch at sizes the tracer never saw."""
+
+    def __init__(self, opset: int, thorough: bool, folder: Path, progress: Progress) -> None:
+        self.opset, self.thorough, self.folder, self.progress = opset, thorough, folder, progress
+        self.sessions: dict[str, Session] = {}  # of the graphs proved so far
+
+    def __call__(self, graph: GraphSource, label: str) -> GraphProof:
+        self.progress(f"tracing {label}")
+        model = to_onnx(graph, label, opset=self.opset, folder=self.folder)
+        signature = signature_of(model, graph.states)
+        _refuse_frozen_axes(graph, label, signature)
+        self.progress(f"comparing {label} with PyTorch")
+        live = torch_reference(graph)
+        reference = remembering(live)
+        inputs, skipped = _runnable_cases(graph, signature, reference, self.thorough)
+        some = [feeds for _, feeds in inputs][:: 1 if weights_of(graph.module) < _LARGE else 3]
+        tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), some, again=live)
+        self.sessions[graph.name] = session = self._open(model, graph.name, signature)
+        cases = compare_cases(session, reference, tolerance, inputs)
+        refuse_failures(label, cases)
+        return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped)
+
+    def _open(self, model: onnx.ModelProto, name: str, signature: GraphSignature) -> Session:
+        if not (self.folder / f"{name}.data").exists():
+            return Session(model.SerializeToString(), signature, device="cpu")
+        path = self.folder / f"{name}.onnx"  # onnxruntime looks for the weights beside it
+        path.write_bytes(model.SerializeToString())
+        return Session(path, signature, device="cpu")
 
 
 def choose_goldens(graph: str, cases: tuple[Case, ...]) -> dict[str, bytes]:

@@ -95,7 +95,7 @@ def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     A weight that is also used as it is (an embedding that is its own output layer, transposed) stays one weight.
     """
     graph = model.graph
-    known = {tensor.name: tensor for tensor in graph.initializer}
+    known = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -116,7 +116,7 @@ def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     }
     for node in folding:
         sources = made[node.output[0]]
-        if any(len(known[name].raw_data) > _SMALL_WEIGHT and name in outside for name in sources):
+        if any(len(known[name].raw_data) > SMALL_WEIGHT and name in outside for name in sources):
             continue
         if not all(not name or name in known for name in node.input):  # what it reads was not folded
             continue
@@ -132,7 +132,7 @@ def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 _REARRANGING = {"Concat", "Slice", "Split", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Gather", "Identity"}
-_SMALL_WEIGHT = 4096  # bytes; to repeat one of these costs nothing
+SMALL_WEIGHT = 4096  # bytes; to repeat one of these costs nothing
 
 
 def _alone(node: onnx.NodeProto, model: onnx.ModelProto) -> onnx.ModelProto:

@@ -7,24 +7,30 @@ import inspect
 import io
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir
 import torch
 from torch import nn
 
 from runtime.errors import SourceError
 
 from .exportable import GraphSource
-from .graph import clean, fold_weights, rename_outputs
+from .graph import SMALL_WEIGHT, clean, fold_weights, rename_outputs
 
 DEFAULT_OPSET = 20  # 23 and later use the Attention operator, which onnxruntime's CPU kernel rejects for some masks
 
+LARGEST_INLINE = 1_900_000_000  # bytes of weights; what else is in the file must fit below 2 GB too
 _OUTPUT = "output of the graph: "  # before a name while tracing: the tracer's own values may have the name too
 
 
-def to_onnx(graph: GraphSource, name: str, *, opset: int) -> onnx.ModelProto:
-    """Trace with torch.export and translate; what the tracer says is turned into one line."""
+def to_onnx(graph: GraphSource, name: str, *, opset: int, folder: Path) -> onnx.ModelProto:
+    """Trace with torch.export and translate; what the tracer says is turned into one line.
+
+    Weights that no ONNX file can hold (2 GB is its limit) are written to GRAPH.data in `folder`, and the model points there.
+    """
     inputs = examples_of(graph)
     module, by_keyword = _traceable(graph)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -48,6 +54,9 @@ def to_onnx(graph: GraphSource, name: str, *, opset: int) -> onnx.ModelProto:
         finally:
             logging.disable(before)
     assert program is not None
+    weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values() if value.const_value)
+    if weights > LARGEST_INLINE:
+        onnx_ir.external_data.unload_from_model(program.model, folder, f"{graph.name}.data", size_threshold_bytes=SMALL_WEIGHT)
     return clean(fold_weights(rename_outputs(program.model_proto, _OUTPUT)))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import onnx
 from onnx import TensorProto
@@ -19,12 +20,14 @@ _ALIGNMENT = 4096  # of a tensor in the file: one page, so that it can be mapped
 
 
 def pack_graphs(
-    models: Mapping[str, onnx.ModelProto], *, external: bool = False
-) -> tuple[dict[str, bytes], dict[str, tuple[str, ...]]]:
+    models: Mapping[str, onnx.ModelProto], *, folder: Path | None = None, external: bool = False
+) -> tuple[dict[str, bytes | Path], dict[str, tuple[str, ...]]]:
     """Files of the graphs, `NAME.onnx` and perhaps WEIGHTS_FILE, and for each graph the weight files it reads.
 
-    With `external` every large tensor goes to the weights file, not only those that are shared.
+    With `external` every large tensor goes to the weights file, not only those that are shared. A graph whose weights are
+    already in a file in `folder` (see trace.py) keeps it.
     """
+    separate = {name: file for name, model in models.items() if (file := _file_of(model))}
     keys = {name: {tensor.name: _key(tensor) for tensor in large_tensors(model)} for name, model in models.items()}
     owners: dict[str, int] = {}
     for of_graph in keys.values():
@@ -33,7 +36,7 @@ def pack_graphs(
     outside = {key for key, count in owners.items() if external or count > 1}
     places: dict[str, tuple[int, int]] = {}
     data = bytearray()
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes | Path] = {}
     weights: dict[str, tuple[str, ...]] = {}
     for name, model in models.items():
         mine = {tensor: key for tensor, key in keys[name].items() if key in outside}
@@ -49,7 +52,10 @@ def pack_graphs(
                     data.extend(tensor.raw_data)
                 _point_to(tensor, *places[key])
         files[f"{name}.onnx"] = model.SerializeToString()
-        weights[name] = (WEIGHTS_FILE,) if mine else ()
+        weights[name] = (*((WEIGHTS_FILE,) if mine else ()), *((separate[name],) if name in separate else ()))
+        if name in separate:
+            assert folder is not None
+            files[separate[name]] = folder / separate[name]
     if data:
         files[WEIGHTS_FILE] = bytes(data)
     return files, weights
@@ -58,6 +64,15 @@ def pack_graphs(
 def large_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
     """The weights of the main graph that are worth a place of their own."""
     return (tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= _SMALL)
+
+
+def _file_of(model: onnx.ModelProto) -> str | None:
+    """The file beside the model that its weights are in, if they are in one."""
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                return str(entry.value)
+    return None
 
 
 def _key(tensor: TensorProto) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import exporters.text_graphs as text_graphs
+import exporters.trace as trace
 import runtime
 from architectures.layers.reading import Reading, read, shift_to_front
 from exporters.export import export
@@ -169,6 +170,16 @@ def test_external_data_on_request(tmp_path: Path) -> None:
     bundle = export(find_source("mlp"), tmp_path / "x.bundle", external_data=True).bundle
     assert bundle.manifest.graphs["model"].weights == ("weights.data",)
     assert bundle.graph_path().stat().st_size < (bundle.root / "weights.data").stat().st_size
+    assert verify_bundle(bundle.root)
+
+
+def test_weights_too_large_for_a_graph_are_kept_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is done above 2 GB, with the limit lowered."""
+    monkeypatch.setattr(trace, "LARGEST_INLINE", 10_000)
+    bundle = export(find_source("transformer", TINY_TRANSFORMER), tmp_path / "x.bundle").bundle
+    assert bundle.manifest.graphs["encoder"].weights == ("encoder.data",)
+    assert bundle.manifest.graphs["decoder"].weights == ("decoder.data",)
+    assert bundle.graph_path("decoder").stat().st_size < 60_000 < (bundle.root / "decoder.data").stat().st_size
     assert verify_bundle(bundle.root)
 
 

@@ -61,6 +61,9 @@ def clean(model: onnx.ModelProto) -> onnx.ModelProto:
     for graph in graphs_of(model):
         del graph.metadata_props[:]
         graph.doc_string = ""
+        for number, node in enumerate(graph.node):
+            if "symbolic_multi_out" in node.name:  # the tracer's name for an operator that we put there
+                node.name = f"node_{node.op_type}_{number}"
         for item in (*graph.node, *graph.initializer, *graph.input, *graph.output):
             del item.metadata_props[:]
             item.doc_string = ""

@@ -41,6 +41,8 @@ _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4,
 # three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
 # spinning off in onnxruntime the long tails went away too, but nothing further was tried.
 _SETTLE_SECONDS = 0.005
+DECODER = "decoder"  # the graph that is timed where there are several
+DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
 TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
 
 
@@ -128,9 +130,20 @@ class BenchReport:
         }
 
 
-def bundle_variant(path: str | Path, *, name: str | None = None, device: str = "cpu", threads: int) -> Variant:
+def bundle_variant(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    device: str = "cpu",
+    threads: int,
+    graph: str | None = None,
+    past: int = DEFAULT_PAST,
+) -> Variant:
+    """A bundle's only graph, or its decoder, or the graph that is named."""
     bundle = Bundle.open(path)
-    request = {"path": str(Path(path).absolute()), "device": device, "threads": threads}
+    if graph is not None:
+        bundle.graph(graph)  # refuse an unknown one now
+    request = {"path": str(Path(path).absolute()), "device": device, "threads": threads, "graph": graph, "past": past}
     return Variant(name or Path(path).name.removesuffix(".bundle"), "runtime", request, bundle.graph_bytes)
 
 
@@ -362,13 +375,13 @@ class _Turns:
 
 
 class BundleTarget:
-    """A bundle's only graph on its golden inputs, repeated to the batch size."""
+    """One graph of a bundle, on its golden inputs repeated to the batch size; of a decoder, one token after a past."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         from .session import Session
 
         bundle = Bundle.open(request["path"])
-        name, graph = bundle.graph()
+        name, graph = bundle.graph(request["graph"] or (None if len(bundle.manifest.graphs) == 1 else DECODER))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the device is in the report
             self._session = Session(
@@ -376,13 +389,20 @@ class BundleTarget:
             )
         self.device = self._session.device
         self._signature = graph.signature
+        self._past: int = request["past"]
         _, self._inputs, _ = next(golden for golden in bundle.goldens() if golden[0].graph == name)
-        self.inputs = _shapes_text(graph.signature, self._inputs)
+        shapes = _shapes_text(graph.signature, self._inputs)
+        self.inputs = f"{name}: one token after {self._past}" if graph.signature.states else shapes
 
     def prepare(self, batch: int | None) -> Callable[[], object]:
         from .feeds import batch_of, natural_batch
 
-        feeds = batch_of(self._signature, self._inputs, natural_batch(self._signature) if batch is None else batch)
+        size = natural_batch(self._signature) if batch is None else batch
+        if self._signature.states:
+            from .state import step_feeds
+
+            return self._session.bind(step_feeds(self._signature, size, self._past))
+        feeds = batch_of(self._signature, self._inputs, size)
         self._session.run(feeds)  # checked once; the timed calls are the runtime's own path without the checks
         return lambda: self._session.run_unchecked(feeds)
 

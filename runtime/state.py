@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FeedError
+from .feeds import example_feeds
 from .session import Session
 from .signature import GraphSignature, StateSpec
 
@@ -73,6 +74,26 @@ def step(
 def reorder(signature: GraphSignature, state: Arrays, rows: Sequence[int] | NDArray[Any]) -> Arrays:
     """The state in which row i goes on from what was row `rows[i]`."""
     return {item.input: np.take(state[item.input], rows, axis=item.batch_axis) for item in signature.states}
+
+
+def step_feeds(signature: GraphSignature, batch: int, past: int) -> Arrays:
+    """Feeds for one more token after `past` ones, with plain values: what a decoder's step is timed on."""
+    sizes = {"batch": batch, "time": 1, "past": past, "capacity": past + 1, "source": max(1, past)}
+    feeds = example_feeds(signature, {axis: sizes.get(axis, 1) for axis in signature.dynamic_axes})
+    lengths = {state.filled for state in signature.states}
+    for spec in signature.inputs:
+        state = next((state for state in signature.states if state.input == spec.name), None)
+        if spec.dtype == "bool":
+            feeds[spec.name][...] = True
+        elif state is not None and state.output in lengths:
+            feeds[spec.name][...] = min(past, _capacity(signature, feeds) - 1)
+        elif spec.name == TOKENS:
+            feeds[spec.name][...] = 1  # not padding
+    return feeds
+
+
+def _capacity(signature: GraphSignature, feeds: Arrays) -> int:
+    return int(min(feeds[s.input].shape[s.length_axis] for s in signature.states if s.filled and s.length_axis is not None))
 
 
 def specified(states: Sequence[StateSpec], outputs: Arrays) -> Arrays:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtime.bench import BenchReport, Variant, bundle_variant
+from architectures.catalog import find
+from runtime.bench import DEFAULT_PAST, BenchReport, Variant, bundle_variant
 from runtime.bundle import Bundle
 from runtime.errors import OptionError
 from runtime.feeds import batch_axis_of, natural_batch
@@ -16,18 +17,23 @@ from .console import size_text, table, time_text
 TORCH = "torch"
 
 
-def bundle_variants(paths: tuple[str, ...], *, device: str, threads: int) -> list[Variant]:
+def bundle_variants(
+    paths: tuple[str, ...], *, device: str, threads: int, graph: str | None = None, past: int = DEFAULT_PAST
+) -> list[Variant]:
     """One variant a bundle, named by its folder; folders of the same name get a number."""
     names: list[str] = []
     for path in paths:
         name = Path(path).resolve().name.removesuffix(".bundle")
         names.append(name if name not in names else f"{name}#{len(names) + 1}")
-    return [bundle_variant(path, name=name, device=device, threads=threads) for path, name in zip(paths, names, strict=True)]
+    return [
+        bundle_variant(path, name=name, device=device, threads=threads, graph=graph, past=past)
+        for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def default_batches(paths: tuple[str, ...]) -> tuple[int, ...]:
     """1, 8 and 32, or the only batch that a graph with fixed sizes takes."""
-    signatures = [Bundle.open(path).graph()[1].signature for path in paths]
+    signatures = [list(Bundle.open(path).manifest.graphs.values())[-1].signature for path in paths]
     fixed = [natural_batch(signature) for signature in signatures if batch_axis_of(signature) is None]
     return (fixed[0],) if fixed else (1, 8, 32)
 
@@ -42,6 +48,8 @@ def torch_variant(bundle_path: str, versus: str, *, threads: int) -> Variant:
         place = source.get("reference") or source.get("file")
         hint = f"pass it: --vs {place}" if source["kind"] == "function" else "an .onnx file has no PyTorch form"
         raise OptionError(f"{bundle_path} was made from {place}, not from the catalogue; {hint}")
+    if find(source["architecture"]).takes == ("tokens",):
+        raise OptionError(f"--vs torch times networks on images and columns, and {bundle_path} takes text; compare bundles")
     request = {
         "architecture": source["architecture"],
         "config": source["config"],

@@ -177,8 +177,8 @@ def test_weights_too_large_for_a_graph_are_kept_beside_it(tmp_path: Path, monkey
     """As it is done above 2 GB, with the limit lowered."""
     monkeypatch.setattr(trace, "LARGEST_INLINE", 10_000)
     bundle = export(find_source("transformer", TINY_TRANSFORMER), tmp_path / "x.bundle").bundle
-    assert bundle.manifest.graphs["encoder"].weights == ("encoder.data",)
-    assert bundle.manifest.graphs["decoder"].weights == ("decoder.data",)
+    assert "encoder.data" in bundle.manifest.graphs["encoder"].weights
+    assert "decoder.data" in bundle.manifest.graphs["decoder"].weights
     assert bundle.graph_path("decoder").stat().st_size < 60_000 < (bundle.root / "decoder.data").stat().st_size
     assert verify_bundle(bundle.root)
 

@@ -20,6 +20,8 @@ from . import options
     multiple=True,
     help="Batch size; may be given several times.  [default: 1, 8, 32]",
 )
+@click.option("--graph", metavar="NAME", help="The graph to time.  [default: the only one, or the decoder]")
+@click.option("--past", type=click.IntRange(0), help="Decoders: tokens seen before the one that is timed.  [default: 32]")
 @options.threads
 @click.option("--rounds", type=click.IntRange(1), default=35, show_default=True, help="Turns of each variant in each launch.")
 @click.option(
@@ -31,6 +33,8 @@ def bench(
     bundles: tuple[str, ...],
     vs: str | None,
     batches: tuple[int, ...],
+    graph: str | None,
+    past: int | None,
     threads: int | None,
     rounds: int,
     launches: int,
@@ -44,13 +48,15 @@ def bench(
 
     Example: edgekit bench lenet.bundle int8.bundle --vs torch
     """
+    from runtime.bench import DEFAULT_PAST
     from runtime.bench import bench as run_bench
 
     from ..benchmark import bench_table, bundle_variants, default_batches, torch_variant
 
     count = options.thread_count(threads)
     batches = batches or default_batches(bundles)
-    variants = bundle_variants(bundles, device=device, threads=count)
+    tokens = DEFAULT_PAST if past is None else past
+    variants = bundle_variants(bundles, device=device, threads=count, graph=graph, past=tokens)
     if vs:
         variants.append(torch_variant(bundles[0], vs, threads=count))
     with progress_bar("round") as update:

@@ -20,12 +20,13 @@ from runtime.session import Session
 from runtime.signature import GraphSignature
 from runtime.text import BOS, EOS, Tokenizer
 
+from .diagnose import diagnose
 from .exportable import Exportable, Generator, GraphSource
 from .graph import precision_of, requirements_of, signature_of
 from .laws import LawResult, check_laws, refuse_broken_laws
 from .parity import Arrays, Case, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases, remembering, torch_reference
 from .profiles import PORTABLE
-from .trace import DEFAULT_OPSET, examples_of, reason_of, to_onnx
+from .trace import DEFAULT_OPSET, examples_of, model_of, reason_of, trace
 from .weights import pack_graphs
 
 _GOLDENS = 3
@@ -187,7 +188,8 @@ class Prover:
 
     def __call__(self, graph: GraphSource, label: str) -> GraphProof:
         self.progress(f"tracing {label}")
-        model = to_onnx(graph, label, opset=self.opset, folder=self.folder)
+        program = trace(graph, label, opset=self.opset)
+        model = model_of(program, graph, self.folder)
         signature = signature_of(model, graph.states)
         _refuse_frozen_axes(graph, label, signature)
         self.progress(f"comparing {label} with PyTorch")
@@ -198,7 +200,7 @@ class Prover:
         tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), some, again=live)
         self.sessions[graph.name] = session = self._open(model, graph.name, signature)
         cases = compare_cases(session, reference, tolerance, inputs)
-        refuse_failures(label, cases)
+        refuse_failures(label, cases, lambda case: diagnose(graph, model, signature, case, tolerance, program).text())
         return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped)
 
     def _open(self, model: onnx.ModelProto, name: str, signature: GraphSignature) -> Session:
@@ -221,16 +223,18 @@ def choose_goldens(graph: str, cases: tuple[Case, ...]) -> dict[str, bytes]:
     return goldens
 
 
-def refuse_failures(label: str, cases: list[Case]) -> None:
-    """Raise ParityRefused for the smallest failing case."""
+def refuse_failures(label: str, cases: list[Case], explain: Callable[[Case], str] = lambda case: "") -> None:
+    """Raise ParityRefused for the smallest failing case; `explain` says more about it."""
     failed = [case for case in sorted(cases, key=_bytes_of) if not case]
     if not failed:
         return
     worst = next(item for item in failed[0].comparisons if not item)
-    raise ParityRefused(
+    text = (
         f"{label} was not written: the graph disagrees with the original in {len(failed)} of {len(cases)} cases; "
         f"smallest: at {failed[0]}, output {worst.output!r}: {worst.problem} (allowed {worst.allowed:.2e})"
     )
+    reason = explain(failed[0])
+    raise ParityRefused(f"{text}. {reason}" if reason else text)
 
 
 def _runnable_cases(

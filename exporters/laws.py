@@ -21,6 +21,7 @@ from runtime.state import TOKENS, initial_state, reorder, step
 from runtime.verify import max_error
 
 from .exportable import Generator
+from .margin import token_margin
 from .parity import EPSILON, MARGIN
 from .text_graphs import DECODER, ENCODER
 
@@ -147,27 +148,12 @@ def _result(law: str, compared: Iterator[tuple[str, Array, Array]], text: Text) 
             error = max_error(actual, expected) if actual.shape == expected.shape else float("inf")
             error = float("inf") if np.isnan(actual).any() else error
             if error > text.allowed and problem is None:
-                problem = f"{what} differs by {error:.2e} (allowed {text.allowed:.2e}){_likeliest(actual, expected)}"
+                tokens = token_margin(expected, actual, text.allowed) or "no likeliest token changes"
+                problem = f"{what} differs by {error:.2e} (allowed {text.allowed:.2e}; {tokens})"
             worst = max(worst, error)
     except EdgekitError as failure:
         worst, problem = float("inf"), str(failure)
     return LawResult(law, worst, text.allowed, problem)
-
-
-def _likeliest(actual: Array, expected: Array) -> str:
-    """Whether another token wins, and by how much it should have lost."""
-    if actual.shape != expected.shape or np.isnan(actual).any():
-        return f": shape {list(actual.shape)} in place of {list(expected.shape)}, or NaN"
-    ours, theirs = actual.argmax(-1), expected.argmax(-1)
-    if (ours == theirs).all():
-        return ", without changing a likeliest token"
-    place = tuple(int(index) for index in np.argwhere(ours != theirs)[0])
-    margin = float(expected[place][theirs[place]] - expected[place][ours[place]])
-    error = float(np.abs(actual[place] - expected[place]).max())
-    verdict = (
-        "a tie within noise" if margin <= 2 * error and error <= 1e-3 * float(np.abs(expected).max()) else "a bug, not a tie"
-    )
-    return f"; at {list(place)} token {ours[place]} wins over {theirs[place]}, whose margin is {margin:.2e} ({verdict})"
 
 
 # Each law yields (what, the graph's logits, PyTorch's logits).

@@ -26,11 +26,8 @@ LARGEST_INLINE = 1_900_000_000  # bytes of weights; what else is in the file mus
 _OUTPUT = "output of the graph: "  # before a name while tracing: the tracer's own values may have the name too
 
 
-def to_onnx(graph: GraphSource, name: str, *, opset: int, folder: Path) -> onnx.ModelProto:
-    """Trace with torch.export and translate; what the tracer says is turned into one line.
-
-    Weights that no ONNX file can hold (2 GB is its limit) are written to GRAPH.data in `folder`, and the model points there.
-    """
+def trace(graph: GraphSource, name: str, *, opset: int) -> torch.onnx.ONNXProgram:
+    """Trace with torch.export and translate; what the tracer says is turned into one line."""
     inputs = examples_of(graph)
     module, by_keyword = _traceable(graph)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -54,9 +51,18 @@ def to_onnx(graph: GraphSource, name: str, *, opset: int, folder: Path) -> onnx.
         finally:
             logging.disable(before)
     assert program is not None
+    return program
+
+
+def model_of(program: torch.onnx.ONNXProgram, graph: GraphSource, folder: Path) -> onnx.ModelProto:
+    """The traced program as a lean ONNX model.
+
+    Weights that no ONNX file can hold (2 GB is its limit) are written to GRAPH.data in `folder`, and the model points there.
+    """
     weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values() if value.const_value)
     if weights > LARGEST_INLINE:
-        onnx_ir.external_data.unload_from_model(program.model, folder, f"{graph.name}.data", size_threshold_bytes=SMALL_WEIGHT)
+        file = f"{graph.name}.data"
+        onnx_ir.external_data.unload_from_model(program.model, folder, file, size_threshold_bytes=SMALL_WEIGHT)
     return clean(fold_weights(rename_outputs(program.model_proto, _OUTPUT)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from runtime.text import BOS, EOS, Tokenizer
 
 from .diagnose import diagnose
 from .exportable import Exportable, Generator, GraphSource
+from .found_axes import prove_found_axes
 from .graph import precision_of, requirements_of, signature_of
 from .laws import LawResult, check_laws, refuse_broken_laws
 from .parity import Arrays, Case, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases, remembering, torch_reference
@@ -103,6 +105,8 @@ def export(
     progress: Progress = lambda step: None,
 ) -> ExportReport:
     """Write `network` as a bundle at `target`, proved equal to PyTorch; `thorough` tries more sizes and texts."""
+    for text in network.notes:
+        progress(text)
     lineage = lineage_step(
         "export",
         None,
@@ -115,7 +119,10 @@ def export(
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:  # for weights that are too large to be kept inside a graph
         prove = Prover(opset, thorough, Path(folder), progress)
         several = len(network.graphs) > 1
-        proofs = [prove(graph, f"{network.name}'s {graph.name}" if several else network.name) for graph in network.graphs]
+        proofs = []
+        for graph in network.graphs:
+            label = f"{network.name}'s {graph.name}" if several else network.name
+            proofs.append(prove_found_axes(graph, partial(prove, label=label), progress))
         _refuse_other_task(network, proofs[0].signature)
         laws: tuple[LawResult, ...] = ()
         if network.generator is not None:
@@ -200,6 +207,8 @@ class Prover:
         tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), some, again=live)
         self.sessions[graph.name] = session = self._open(model, graph.name, signature)
         cases = compare_cases(session, reference, tolerance, inputs)
+        if graph.axes_were_found and graph.dynamic_axes:
+            refuse_failures(label, cases)  # to be tried again with fewer
         refuse_failures(label, cases, lambda case: diagnose(graph, model, signature, case, tolerance, program).text())
         return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped)
 
@@ -234,7 +243,9 @@ def refuse_failures(label: str, cases: list[Case], explain: Callable[[Case], str
         f"smallest: at {failed[0]}, output {worst.output!r}: {worst.problem} (allowed {worst.allowed:.2e})"
     )
     reason = explain(failed[0])
-    raise ParityRefused(f"{text}. {reason}" if reason else text)
+    refusal = ParityRefused(f"{text}. {reason}" if reason else text)
+    refusal.failed_sizes = tuple(case.sizes for case in failed)
+    raise refusal
 
 
 def _runnable_cases(
@@ -298,10 +309,12 @@ def _refuse_frozen_axes(graph: GraphSource, label: str, signature: GraphSignatur
             )
         for axis, axis_name in axes.items():
             if isinstance(declared[name][axis], int):
-                raise ParityRefused(
+                refusal = ParityRefused(
                     f"{label} was not written: axis {axis} ({axis_name!r}) of {name!r} was frozen at "
                     f"{declared[name][axis]} while tracing; the network's code depends on that size"
                 )
+                refusal.frozen_axis = axis_name
+                raise refusal
 
 
 def weights_of(module: nn.Module) -> int:

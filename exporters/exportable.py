@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -29,11 +31,12 @@ class GraphSource:
     states: tuple[StateSpec, ...] = ()  # what a decoder carries from step to step
     # fresh inputs at given sizes, for a seed; without it they are made to look like the examples
     draw: Callable[[Mapping[str, int], int], dict[str, Tensor]] | None = None
+    axes_were_found: bool = False  # by trying, not declared: one that cannot be traced is made fixed rather than refused
 
     def call(self, inputs: Mapping[str, Tensor], module: nn.Module | None = None) -> dict[str, Tensor]:
         """Run the module in PyTorch; its outputs by name."""
         module = module or self.module
-        with torch.inference_mode():
+        with torch.inference_mode(), contextlib.redirect_stdout(sys.stderr):  # what it prints must not get among our results
             result = module(**inputs) if self.by_keyword else module(*inputs.values())
         return dict(zip(self.output_names, (tensor for _, tensor in named_outputs(result)), strict=True))
 
@@ -73,6 +76,7 @@ class Exportable:
     generator: Generator | None = None  # networks that generate text: their decoding laws are proved too
     profile: str = "portable"
     source: Mapping[str, Any] = field(default_factory=dict)  # where it came from, for the lineage
+    notes: tuple[str, ...] = ()  # what was decided on the user's behalf, to be said
 
     @property
     def graph(self) -> GraphSource:
@@ -84,20 +88,32 @@ class Exportable:
 
 
 def named_outputs(result: Any) -> list[tuple[str, Tensor]]:
-    """A module's result as named tensors: a tensor, or tensors in (nested) tuples, lists and dicts."""
-    if isinstance(result, Tensor):
-        return [("output", result)]
-    if isinstance(result, Mapping):
+    """A module's result as named tensors: a tensor, or tensors in (nested) tuples, lists, dicts and dataclasses. None is
+    left out."""
+    named = [(path or "output", value) for path, value in output_leaves(result) if value is not None]
+    for path, value in named:
+        if not isinstance(value, Tensor):
+            where = f"the network returned {kind_of(value)}" + (f" as {path!r}" if value is not result else "")
+            number = isinstance(value, bool | int | float)
+            fix = f"leave it out, or return torch.tensor({value!r})" if number else "return only tensors"
+            raise SourceError(f"{where}; expected a tensor, or a tuple, list, dict or dataclass of tensors: {fix}")
+    if not named:
+        raise SourceError(f"the network returned {kind_of(result)} without any tensor; a graph must have an output")
+    return named
+
+
+def output_leaves(result: Any) -> list[tuple[str, Any]]:
+    """Everything in a module's result that is not a container, by path: a field's name, a key, or output_0, output_1, …"""
+    if isinstance(result, Mapping):  # before dataclasses: a result that is both knows best which fields it has
         items = [(str(key), value) for key, value in result.items()]
-    elif isinstance(result, Sequence) and not isinstance(result, str):
-        items = [(f"output_{index}", value) for index, value in enumerate(result)]
+    elif is_dataclass(result) and not isinstance(result, type):
+        items = [(item.name, getattr(result, item.name)) for item in fields(result)]
+    elif isinstance(result, Sequence) and not isinstance(result, str | bytes):
+        names = getattr(result, "_fields", None) or [f"output_{index}" for index in range(len(result))]
+        items = list(zip(names, result, strict=True))
     else:
-        raise SourceError(f"the network returned {kind_of(result)}; expected a tensor, or a tuple, list or dict of tensors")
-    flat: list[tuple[str, Tensor]] = []
-    for name, value in items:
-        inner = named_outputs(value)
-        flat += [(name, inner[0][1])] if isinstance(value, Tensor) else [(f"{name}.{key}", tensor) for key, tensor in inner]
-    return flat
+        return [("", result)]
+    return [(f"{name}.{path}" if path else name, leaf) for name, value in items for path, leaf in output_leaves(value)]
 
 
 def kind_of(value: Any) -> str:

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.onnx.ops import symbolic_multi_out
 
 from architectures.layers.attention import attend, hiding_bias, split_heads
 from architectures.layers.reading import Reading, read, shift_to_front
 from architectures.layers.recurrent import Recurrent, State, recur
+
+from .recurrent_operators import recurrent_operator
 
 PORTABLE, ONNXRUNTIME = "portable", "onnxruntime"
 PROFILES = (PORTABLE, ONNXRUNTIME)
@@ -41,46 +43,17 @@ def using(profile: str) -> Iterator[None]:
         yield
 
 
-# Recurrent layers. torch keeps gates in the order r, z, n (GRU) and i, f, g, o (LSTM); ONNX wants z, r, n and i, o, f, g.
-_GATES = {"rnn": (0,), "gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
-
-
 def _recur(stack: Recurrent, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
     if not torch.onnx.is_in_onnx_export():
         return recur.plain(stack, x, state, lengths)
-    x = x.transpose(0, 1)  # (time, batch, input): the only layout onnxruntime's kernels take
-    time, batch, _ = x.shape
+    x = x.transpose(0, 1)
     finals: list[State] = []
-    steps = None if lengths is None else lengths.to(torch.int32)
     for number, directions in enumerate(stack.each_layer()):
         count = len(directions)
-        weights = [torch.stack([_weight(layer, part) for layer in directions]) for part in range(3)]
-        before = [part[number * count : (number + 1) * count] for part in state]  # (directions, batch, hidden)
-        attributes: dict[str, Any] = {"hidden_size": stack.hidden, "direction": "bidirectional" if count > 1 else "forward"}
-        if stack.kind == "gru":
-            attributes["linear_before_reset"] = 1  # torch's candidate is tanh(W x + r ⊙ (U h + b))
-        y, *after = symbolic_multi_out(
-            stack.kind.upper(),
-            (x, *weights, steps, *before),
-            attributes,
-            dtypes=[x.dtype] * (1 + len(state)),
-            shapes=[(time, count, batch, stack.hidden), *((count, batch, stack.hidden) for _ in state)],
-        )
-        finals.append(tuple(after))
-        x = y.squeeze(1) if count == 1 else y.transpose(1, 2).flatten(2)  # (time, batch, directions·hidden)
+        before = tuple(part[number * count : (number + 1) * count] for part in state)
+        x, after = recurrent_operator(stack.kind, x, [list(layer.parameters()) for layer in directions], before, lengths)
+        finals.append(after)
     return x.transpose(0, 1), tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
-
-
-def _weight(layer: nn.RNNBase, part: int) -> Tensor:
-    """W, R or both biases of one direction, with the gates in ONNX's order."""
-    kind = layer.mode.split("_")[0].lower()
-    w_i, w_h, b_i, b_h = layer.parameters()
-
-    def reordered(weight: Tensor) -> Tensor:
-        gates = weight.chunk(len(_GATES[kind]))
-        return torch.cat([gates[index] for index in _GATES[kind]]) if len(gates) > 1 else weight
-
-    return (reordered(w_i), reordered(w_h), torch.cat([reordered(b_i), reordered(b_h)]))[part]
 
 
 # Attention with a cache in place. A row's record is its length; what lies behind it is overwritten by the next tokens.

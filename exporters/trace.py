@@ -17,8 +17,11 @@ from torch import nn
 
 from runtime.errors import SourceError
 
+from .explain import explain
+from .explain import reason_of as reason_of
 from .exportable import GraphSource
 from .graph import SMALL_WEIGHT, clean, fold_weights, rename_outputs
+from .recurrent_operators import recurrent_modules_as_operators
 
 DEFAULT_OPSET = 20  # 23 and later use the Attention operator, which onnxruntime's CPU kernel rejects for some masks
 
@@ -30,7 +33,12 @@ def trace(graph: GraphSource, name: str, *, opset: int) -> torch.onnx.ONNXProgra
     """Trace with torch.export and translate; what the tracer says is turned into one line."""
     inputs = examples_of(graph)
     module, by_keyword = _traceable(graph)
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+        recurrent_modules_as_operators(),
+    ):
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # the tracer logs its whole graph before it fails
@@ -47,7 +55,7 @@ def trace(graph: GraphSource, name: str, *, opset: int) -> torch.onnx.ONNXProgra
                 dynamic_shapes=_dynamic_shapes(graph, module, by_keyword),
             )
         except Exception as error:
-            raise SourceError(f"{name} cannot be traced: {_advice(error)}") from error
+            raise SourceError(f"{name} cannot be traced: {explain(error, graph)}") from error
         finally:
             logging.disable(before)
     assert program is not None
@@ -106,23 +114,3 @@ def _dynamic_shapes(graph: GraphSource, module: nn.Module, by_keyword: bool) -> 
     plain = sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
     values = tuple(shapes.values())
     return (*values[:plain], values[plain:]) if len(values) > plain else values
-
-
-def _advice(error: BaseException) -> str:
-    reason = reason_of(error)
-    if any(word in reason for word in ("data-dependent", "Data-dependent", "GuardOnDataDependent", "Could not guard", "bool(")):
-        return (
-            "its forward branches on values of a tensor, which a graph cannot; use torch.where instead of if ("
-            + reason[:120]
-            + ")"
-        )
-    return reason
-
-
-def reason_of(error: BaseException) -> str:
-    """The line of an exporter's report that tells the cause."""
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    lines = [line.strip() for line in str(root).splitlines() if line.strip()]
-    return f"{type(root).__name__}: {(lines[0] if lines else '')[:300]}"

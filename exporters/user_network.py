@@ -6,8 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import itertools
+import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,36 +20,58 @@ from torch import Tensor, nn
 from runtime.bundle import TASKS
 from runtime.errors import EdgekitError, SourceError, UnknownName
 
-from .exportable import Exportable, GraphSource, kind_of, named_outputs
+from .dynamic_axes import BATCH, find_axes
+from .explain import one_line
+from .exportable import Exportable, GraphSource, kind_of, named_outputs, output_leaves
+from .nesting import Flat, flatten, is_plain, map_leaves
+from .traceable import example_hint, refuse_memory, refuse_untraceable_example, refuse_untraceable_module
 
-_USER_OPTIONS = ("dynamic_axes", "output_names", "task", "labels", "name")
+_USER_OPTIONS = ("dynamic_axes", "input_names", "output_names", "task", "labels", "name")
+_FORM = "expected (module, example_inputs) or (module, example_inputs, options)"
 
 
 def from_function(reference: str) -> Exportable:
     """The user's own network: a function returning (module, example inputs) and perhaps a dict of options."""
-    built = _call_user(reference, load_function(reference))
-    form = "expected (module, example_inputs) or (module, example_inputs, options)"
-    if not isinstance(built, tuple) or len(built) not in (2, 3):
-        raise SourceError(f"{reference} returned {kind_of(built)}; {form}")
-    module, examples, options = built if len(built) == 3 else (*built, {})
-    if not isinstance(module, nn.Module):
-        raise SourceError(f"{reference} returned {kind_of(module)} as its first element, not an nn.Module; {form}")
-    if not isinstance(options, Mapping):
-        raise SourceError(f"{reference} returned {kind_of(options)} as its options, not a dict; {form}")
-    if unknown := [key for key in options if key not in _USER_OPTIONS]:
-        raise UnknownName.of("export option", str(unknown[0]), _USER_OPTIONS)
+    module, examples, options = _built(reference)
+    refuse_untraceable_module(reference, module)
     module = module.eval()
-    inputs, by_keyword = _named_inputs(reference, module, examples)
+    named, by_keyword = _named_examples(reference, module, examples, options.get("input_names"))
+    inputs, notes = _tensors_of(reference, named)
+    result = _first_result(reference, module, named, by_keyword)
+    if not is_plain(result) or list(inputs) != list(named):
+        module, by_keyword = Flat(module, named, by_keyword).eval(), False
+    draft = GraphSource(module, inputs, {}, (), by_keyword=by_keyword)
+    graph = _with_output_names(reference, draft, result, options.get("output_names"))
+    notes += [f"output {path!r} is None and left out" for path, leaf in output_leaves(result) if leaf is None]
+    refuse_memory(reference, graph)
     axes = _declared_axes(reference, inputs, options.get("dynamic_axes"))
-    draft = GraphSource(module, inputs, axes or {}, (), by_keyword=by_keyword)
-    graph = _with_output_names(reference, draft, options.get("output_names"))
+    if axes is None:
+        graph, note = find_axes(graph)
+        notes.append(note)
+    else:
+        graph = replace(graph, dynamic_axes=axes)
     return Exportable(
         name=str(options.get("name") or reference.rpartition(":")[0].split("/")[-1].removesuffix(".py").split(".")[-1]),
         task=_known_task(reference, options.get("task", "tensors")),
-        graphs=(graph if axes is not None else _with_found_batch_axis(graph),),
+        graphs=(graph,),
         labels=_labels(reference, options.get("labels")),
         source={"kind": "function", "reference": reference.rpartition("/")[2]},  # without folders of this machine
+        notes=tuple(notes),
     )
+
+
+def _built(reference: str) -> tuple[nn.Module, Any, Mapping[str, Any]]:
+    built = _call_user(reference, load_function(reference))
+    if not isinstance(built, tuple) or len(built) not in (2, 3):
+        raise SourceError(f"{reference} returned {kind_of(built)}; {_FORM}")
+    module, examples, options = built if len(built) == 3 else (*built, {})
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"{reference} returned {kind_of(module)} as its first element, not an nn.Module; {_FORM}")
+    if not isinstance(options, Mapping):
+        raise SourceError(f"{reference} returned {kind_of(options)} as its options, not a dict; {_FORM}")
+    if unknown := [key for key in options if key not in _USER_OPTIONS]:
+        raise UnknownName.of("export option", str(unknown[0]), _USER_OPTIONS)
+    return module, examples, options
 
 
 def load_function(reference: str) -> Callable[[], Any]:
@@ -60,7 +83,7 @@ def load_function(reference: str) -> Callable[[], Any]:
     except EdgekitError:
         raise
     except (Exception, SystemExit) as error:
-        raise SourceError(f"importing {place} raised {_where(error)}") from error
+        raise SourceError(f"importing {place} raised {one_line(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
@@ -100,49 +123,72 @@ def _call_user(reference: str, function: Callable[[], Any]) -> Any:
         with contextlib.redirect_stdout(sys.stderr):  # what it prints must not get among our results
             return function()
     except (Exception, SystemExit) as error:
-        raise SourceError(f"{reference} raised {_where(error)}") from error
+        raise SourceError(f"{reference} raised {one_line(error)}") from error
 
 
-def _named_inputs(reference: str, module: nn.Module, examples: Any) -> tuple[dict[str, Tensor], bool]:
+def _named_examples(reference: str, module: nn.Module, examples: Any, names: Any) -> tuple[dict[str, Any], bool]:
+    """The arguments of forward by name, and whether they are passed by name."""
     if isinstance(examples, Tensor):
         examples = (examples,)
-    by_keyword = isinstance(examples, Mapping)
-    if by_keyword:
-        named = dict(examples)
+    if isinstance(examples, Mapping):
+        if names is not None:
+            raise SourceError(f"{reference} gives input_names, but its example inputs are a dict, which has names already")
+        named, by_keyword = {str(key): value for key, value in examples.items()}, True
     elif isinstance(examples, tuple | list):
-        forward = inspect.signature(module.forward).parameters.values()
-        parameters = [item.name for item in forward if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-        names = (
-            parameters[: len(examples)] if len(parameters) >= len(examples) else [f"input_{i}" for i in range(len(examples))]
-        )
-        named = dict(zip(names, examples, strict=True))
+        chosen = _position_names(module, len(examples)) if names is None else list(map(str, names))
+        if len(chosen) != len(examples) or len(set(chosen)) != len(chosen):
+            raise SourceError(
+                f"{reference} gives {len(examples)} example inputs but input_names {chosen}; give one name for each"
+            )
+        named, by_keyword = dict(zip(chosen, examples, strict=True)), False
     else:
         raise SourceError(f"{reference} gave example inputs as {kind_of(examples)}; expected a tuple or a dict of tensors")
-    if not named:
-        raise SourceError(f"{reference} gave no example inputs; expected a tuple or a dict of tensors")
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise SourceError(f"example input {name!r} of {reference} is {kind_of(tensor)}; expected a tensor")
-        if tensor.numel() == 0 or tensor.dtype == torch.bfloat16 or tensor.is_complex():
-            what = "no elements" if tensor.numel() == 0 else f"dtype {tensor.dtype}"
+    return named, by_keyword
+
+
+def _position_names(module: nn.Module, count: int) -> list[str]:
+    forward = inspect.signature(module.forward).parameters.values()
+    names = [item.name for item in forward if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    return names[:count] if len(names) >= count else [f"input_{index}" for index in range(count)]
+
+
+def _tensors_of(reference: str, named: dict[str, Any]) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors among the examples, copied apart (also within `named`), and notes on what is no input of the graph."""
+    leaves = {path: leaf for name, value in named.items() for path, leaf in flatten(name, value).items()}
+    given = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    for path, leaf in leaves.items():
+        if not isinstance(leaf, Tensor | int | float | str | None):
             raise SourceError(
-                f"example input {name!r} of {reference} has {what}; give real values of an ordinary type such as float32"
+                f"example input {path!r} of {reference} is {kind_of(leaf)}; expected a tensor: torch.as_tensor(...)"
             )
+    if not given:
+        raise SourceError(f"{reference} gave no example inputs; expected a tuple or a dict of tensors")
+    for path, tensor in given.items():
+        refuse_untraceable_example(reference, path, tensor)
+    notes = [f"{path}={leaf!r} is a constant of the graph" for path, leaf in leaves.items() if path not in given]
+    for (one, first), (other, second) in itertools.combinations(given.items(), 2):
+        if first is second or first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr():
+            kind = "were the same tensor" if first is second else "share memory"
+            notes.append(f"examples {one!r} and {other!r} {kind}; copied apart")
     # Copies: one tensor passed for two arguments would be merged into one graph input without a word.
-    return {name: tensor.detach().clone() for name, tensor in named.items()}, by_keyword
+    copies = {path: tensor.detach().clone() for path, tensor in given.items()}
+    for name, value in named.items():
+        named[name] = map_leaves(copies.get, name, value)
+    return copies, notes
 
 
 def _declared_axes(reference: str, inputs: Mapping[str, Tensor], axes: Any) -> dict[str, dict[int, str]] | None:
     if axes is None:
         return None
     declared: dict[str, dict[int, str]] = {}
-    if not isinstance(axes, Mapping) or not all(isinstance(entry, Mapping) for entry in axes.values()):
-        raise SourceError(f"dynamic_axes of {reference} is {axes!r}; expected e.g. {{'x': {{0: 'batch'}}}}")
+    if not isinstance(axes, Mapping) or not all(isinstance(entry, Mapping | list | tuple) for entry in axes.values()):
+        raise SourceError(f"dynamic_axes of {reference} is {axes!r}; expected e.g. {{'x': {{0: 'batch'}}}} or {{'x': [0]}}")
     for name, entry in axes.items():
         if name not in inputs:
             raise UnknownName.of(f"input of {reference} (dynamic_axes are for inputs; outputs follow)", str(name), inputs)
         rank = inputs[name].ndim
-        for axis, label in dict(entry).items():
+        labels = entry if isinstance(entry, Mapping) else {axis: _axis_label(name, axis) for axis in entry}
+        for axis, label in labels.items():
             if not isinstance(axis, int) or not -rank <= axis < rank or not str(label).isidentifier():
                 raise SourceError(
                     f"dynamic_axes of {name!r} has {axis!r}: {label!r}; expected e.g. {{0: 'batch'}}, within its {rank} axes"
@@ -151,12 +197,26 @@ def _declared_axes(reference: str, inputs: Mapping[str, Tensor], axes: Any) -> d
     return declared
 
 
-def _with_output_names(reference: str, draft: GraphSource, names: Any) -> GraphSource:
-    with torch.inference_mode():
+def _axis_label(name: str, axis: Any) -> str:
+    """The name of an axis that was listed without one: the first is the batch, as everywhere."""
+    return BATCH if axis == 0 else re.sub(r"\W", "_", f"{name}_{axis}")
+
+
+def _first_result(reference: str, module: nn.Module, named: Mapping[str, Any], by_keyword: bool) -> Any:
+    arguments = {name: map_leaves(_copy, name, value) for name, value in named.items()}  # forward may work in place
+    with torch.inference_mode(), contextlib.redirect_stdout(sys.stderr):
         try:
-            result = draft.module(**draft.inputs) if draft.by_keyword else draft.module(*draft.inputs.values())
+            return module(**arguments) if by_keyword else module(*arguments.values())
         except Exception as error:
-            raise SourceError(f"the network of {reference} fails on its own example inputs: {_where(error)}") from error
+            hint = example_hint(module, named, error)
+            raise SourceError(f"the network of {reference} fails on its own example inputs: {one_line(error)}{hint}") from error
+
+
+def _copy(path: str, leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _with_output_names(reference: str, draft: GraphSource, result: Any, names: Any) -> GraphSource:
     outputs = named_outputs(result)
     for name, tensor in outputs:
         if tensor.dtype == torch.bfloat16 or tensor.is_complex():
@@ -168,23 +228,6 @@ def _with_output_names(reference: str, draft: GraphSource, names: Any) -> GraphS
     if len(chosen) != len(found) or len(set(chosen)) != len(chosen):
         raise SourceError(f"{reference} gives {len(found)} outputs but output_names are {list(chosen)}; give one name for each")
     return replace(draft, output_names=chosen)
-
-
-def _with_found_batch_axis(draft: GraphSource) -> GraphSource:
-    """Axis 0 of every input becomes "batch" if PyTorch agrees: three times the rows in, three times the rows out."""
-    if any(tensor.ndim == 0 for tensor in draft.inputs.values()):
-        return draft
-    if len({tensor.shape[0] for tensor in draft.inputs.values()}) != 1:
-        return draft
-    try:
-        before = draft.call(draft.inputs)
-        after = draft.call({name: torch.cat([tensor] * 3) for name, tensor in draft.inputs.items()})
-        grows = all(
-            y.ndim and y.shape == (3 * x.shape[0], *x.shape[1:]) for x, y in zip(before.values(), after.values(), strict=True)
-        )
-    except Exception:  # the network takes one batch size only: that is an answer, not a failure
-        return draft
-    return replace(draft, dynamic_axes={name: {0: "batch"} for name in draft.inputs}) if grows else draft
 
 
 def _labels(reference: str, labels: Any) -> tuple[str, ...] | None:
@@ -199,17 +242,3 @@ def _known_task(reference: str, task: Any) -> str:
     if task not in TASKS:
         raise UnknownName.of(f"task (from {reference})", str(task), TASKS)
     return str(task)
-
-
-def _where(error: BaseException) -> str:
-    """The error with the user's own line: the last frame that is not inside a library."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename
-        and "importlib" not in frame.filename
-        and Path(frame.filename).name != "user_network.py"
-    ]
-    line = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{line}"

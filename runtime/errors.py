@@ -22,7 +22,7 @@ A message says what happened, what was expected, and what to do about it, in one
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class EdgekitError(Exception):
@@ -88,7 +88,8 @@ class Refusal(EdgekitError):
 
 
 class ParityRefused(Refusal):
-    pass
+    failed_sizes: tuple[Mapping[str, int], ...] = ()  # of the dynamic axes, in the cases that disagreed
+    frozen_axis: str | None = None  # the dynamic axis that the graph has as a number
 
 
 class QuantizationRefused(Refusal):

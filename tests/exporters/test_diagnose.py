@@ -219,7 +219,7 @@ class Recurrence(nn.Module):
         return state
 
 
-def traced_wrongly(module: nn.Module, batch: int, time: int, *) -> Diagnosis:
+def traced_wrongly(module: nn.Module, batch: int, time: int) -> Diagnosis:
     """Networks whose export takes another branch than PyTorch does, with the example's size written into it."""
     torch.manual_seed(0)
     graph = GraphSource(module.eval(), {"x": torch.randn(3, 7, 4)}, {"x": {0: "batch", 1: "time"}}, ("y",))

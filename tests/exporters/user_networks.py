@@ -288,8 +288,8 @@ def nothing_in_it():
     return nn.Linear(4, 3), (torch.randn(0, 4),)
 
 
-def listed_axes():
-    return nn.Linear(4, 3), (torch.randn(2, 4),), {"dynamic_axes": {"input": [0]}}
+def named_axis():
+    return nn.Linear(4, 3), (torch.randn(2, 4),), {"dynamic_axes": {"input": "batch"}}
 
 
 def labels_number():

@@ -152,14 +152,14 @@ def test_a_graph_that_is_wrong_at_every_size_is_refused_after_all(tmp_path: Path
     """Giving up axes ends, does not hide a graph that is wrong at the example's own sizes, and says nothing on the way."""
     tried, said = [], []
 
-    def refuse(graph: GraphSource, **options: object) -> None:
+    def refuse(self: object, graph: GraphSource, **options: object) -> None:
         names = sorted({name for entry in graph.dynamic_axes.values() for name in entry.values()})
         tried.append(names)
         refusal = ParityRefused(f"wrong with {names}")
         refusal.failed_sizes = ({"batch": 2, "height": 8, "width": 9},) if "width" in names else ({"batch": 7},)
         raise refusal
 
-    monkeypatch.setattr(export_module, "_prove", refuse)
+    monkeypatch.setattr(export_module.Prover, "__call__", refuse)
     with pytest.raises(ParityRefused, match=r"wrong with \[\]"):
         export(user("image"), tmp_path / "x.bundle", progress=said.append)
     assert tried == [["batch", "height", "width"], ["batch", "height"], []]

@@ -8,9 +8,10 @@ DEMO   ?= demo
 .PHONY: demo test lint types unit bench results screenshot clean
 
 # One environment serves every target; it is remade when what it installs changes.
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml constraints.txt tests/third-party.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/third-party.txt
 	@touch $@
 
 # Trains LeNet on digits, exports it, finds out that int8 everywhere is slower, and keeps int8 where it pays.

@@ -18,6 +18,12 @@ from runtime.errors import SourceError
 from runtime.onnx_file import external_files
 from runtime.signature import DTYPES, Dim, GraphSignature, StateSpec, TensorSpec
 
+_NO_NAMES = ("?", "-1", "None", "unk", "*")  # what exporters write for "some size": two of them need not be equal
+_CURES = {
+    "input": "give the graph tensors, and make the others from them outside it",
+    "output": "leave it out of the graph's outputs, or export it as a tensor (a converter's ZipMap can be turned off)",
+}
+
 
 def read_model(path: str | Path) -> onnx.ModelProto:
     """Load an ONNX file with its external data, or say in one line what is wrong with it."""
@@ -169,11 +175,18 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield from walk(model.graph)
 
 
-def signature_of(model: onnx.ModelProto, states: tuple[StateSpec, ...] = ()) -> GraphSignature:
-    """What the graph declares. Unnamed dynamic axes get the name of their input and number."""
-    weights = {initializer.name for initializer in model.graph.initializer}
-    inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
-    return GraphSignature(inputs, tuple(_spec(value) for value in model.graph.output), states)
+def signature_of(
+    model: onnx.ModelProto, states: tuple[StateSpec, ...] = (), *, observed_outputs: bool = False
+) -> GraphSignature:
+    """What the graph declares. Unnamed dynamic axes get the name of their input and number.
+
+    An output without a shape is refused, or with `observed_outputs` taken as a scalar until a run shows what it is.
+    """
+    weights = {tensor.name for tensor in model.graph.initializer}
+    weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    inputs = tuple(_spec("input", value) for value in model.graph.input if value.name not in weights)
+    outputs = tuple(_spec("output", value, observed_outputs) for value in model.graph.output)
+    return GraphSignature(inputs, outputs, states)
 
 
 def operators_of(model: onnx.ModelProto) -> Counter[str]:
@@ -208,20 +221,30 @@ def precision_of(*models: onnx.ModelProto) -> str:
     return next((names[kind] for kind in names if kind in kinds), "fp32")
 
 
-def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    if value.type.WhichOneof("value") != "tensor_type":
-        raise SourceError(f"{value.name!r} is a {value.type.WhichOneof('value')}, and only tensors are supported")
+def _spec(role: str, value: onnx.ValueInfoProto, any_shape: bool = False) -> TensorSpec:
+    label = f"{role} {value.name!r}"
+    holder = value.type.WhichOneof("value") or "untyped_type"
+    if holder != "tensor_type":
+        kind = holder.removesuffix("_type").replace("_", " ")
+        raise SourceError(f"{label} is of the kind {kind!r}, and only tensors are supported; {_CURES[role]}")
     tensor = value.type.tensor_type
-    kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    known = tensor.elem_type in onnx.TensorProto.DataType.values()
+    kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower() if known else f"type {tensor.elem_type}"
     dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
     if dtype not in DTYPES:
-        raise SourceError(f"{value.name!r} holds {dtype} values, which are not supported; supported are: {', '.join(DTYPES)}")
+        raise SourceError(f"{label} holds {dtype} values, which are not supported; supported are: {', '.join(DTYPES)}")
     if not tensor.HasField("shape"):
-        raise SourceError(f"{value.name!r} declares no shape, so it cannot be checked; add one with onnx.shape_inference")
+        if any_shape:
+            return TensorSpec(value.name, dtype, ())
+        raise SourceError(
+            f"{label} declares no shape, so not even its number of axes is known; declare one, with names for axes that vary: "
+            f"onnx.helper.make_tensor_value_info({value.name!r}, {tensor.elem_type}, ['batch', 3])"
+        )
     shape: list[Dim] = []
     for axis, dim in enumerate(tensor.shape.dim):
         fixed = dim.HasField("dim_value") and dim.dim_value > 0  # old exporters wrote -1 or 0 for an axis that varies
-        shape.append(int(dim.dim_value) if fixed else (dim.dim_param or f"{value.name}_{axis}"))
+        name = "" if dim.dim_param in _NO_NAMES else dim.dim_param
+        shape.append(int(dim.dim_value) if fixed else (name or f"{value.name}_{axis}"))
     return TensorSpec(value.name, dtype, tuple(shape))
 
 

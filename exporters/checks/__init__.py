@@ -8,12 +8,14 @@ from . import (
     operators,
     shapes,
     standard,
+    unsupported,
     unused,
     wide_types,
 )
 
 RULES = (
     standard.RULE,
+    unsupported.RULE,
     external_data.RULE,
     shapes.RULE,
     operators.RULE,

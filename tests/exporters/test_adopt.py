@@ -11,12 +11,13 @@ from onnx import TensorProto, helper
 
 import runtime
 from exporters.adopt import adopt
-from runtime.errors import ParityRefused, SourceError
+from runtime.errors import SourceError
+from runtime.feeds import batch_axis_of
 from runtime.verify import verify_bundle
 
 from ..helpers import gemm_model, make_model, save
 
-FLOAT, INT64, STRING, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.BOOL
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
 def test_an_adopted_file_answers_as_before(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_an_adopted_file_answers_as_before(tmp_path: Path) -> None:
     assert report.bundle.manifest.lineage[0]["source"]["kind"] == "onnx"
 
 
-@pytest.mark.parametrize("opset", [7, 9, 11, 13, 17, 20, 22])
+@pytest.mark.parametrize("opset", range(7, 25))
 def test_old_and_new_opsets(opset: int, tmp_path: Path) -> None:
     adopt(save(gemm_model(opset=opset), tmp_path / "g.onnx"), tmp_path / "g.bundle")
 
@@ -64,13 +65,6 @@ def test_an_axis_of_minus_one_is_dynamic(tmp_path: Path) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     (spec,) = adopt(save(model, tmp_path / "g.onnx"), tmp_path / "g.bundle").bundle.graph()[1].signature.inputs
     assert spec.shape == ("x_0", 4)
-
-
-def test_a_random_graph_is_refused(tmp_path: Path) -> None:
-    nodes = [helper.make_node("RandomNormalLike", ["x"], ["noise"]), helper.make_node("Add", ["x", "noise"], ["y"])]
-    model = make_model(nodes, outputs={"y": (FLOAT, ["batch", 4])})
-    with pytest.raises(ParityRefused, match="differs between two runs"):
-        adopt(save(model, tmp_path / "r.onnx"), tmp_path / "r.bundle")
 
 
 @pytest.mark.parametrize(
@@ -108,33 +102,6 @@ def test_missing_and_outside_weights_are_named(tmp_path: Path) -> None:
         adopt(tmp_path / "g.onnx", tmp_path / "g.bundle")
 
 
-def test_kinds_of_input_that_are_not_supported_are_named(tmp_path: Path) -> None:
-    text = make_model([helper.make_node("Identity", ["x"], ["y"])], inputs={"x": (STRING, [2])}, outputs={"y": (STRING, [2])})
-    with pytest.raises(SourceError, match="'x' holds string values, which are not supported"):
-        adopt(save(text, tmp_path / "s.onnx"), tmp_path / "s.bundle")
-    graph = helper.make_graph(
-        [helper.make_node("SequenceAt", ["x", "i"], ["y"])],
-        "g",
-        [helper.make_tensor_sequence_value_info("x", FLOAT, None), helper.make_tensor_value_info("i", INT64, [])],
-        [helper.make_tensor_value_info("y", FLOAT, [2])],
-    )
-    with pytest.raises(SourceError, match="only tensors are supported"):
-        adopt(save(helper.make_model(graph), tmp_path / "q.onnx"), tmp_path / "q.bundle")
-
-
-def test_an_invalid_graph_is_refused(tmp_path: Path) -> None:
-    model = make_model([helper.make_node("Gemm", ["x"], ["y"])])
-    with pytest.raises(SourceError, match="breaks the ONNX standard"):
-        adopt(save(model, tmp_path / "g.onnx"), tmp_path / "g.bundle")
-
-
-def test_a_model_that_runs_at_one_size_only_is_refused_with_the_reason(tmp_path: Path) -> None:
-    shape = {"shape": np.array([8, 4], np.int64)}
-    model = make_model([helper.make_node("Reshape", ["x", "shape"], ["y"])], shape, outputs={"y": (FLOAT, ["batch", 4])})
-    with pytest.raises(SourceError, match="none of the sizes tried"):
-        adopt(save(model, tmp_path / "r.onnx"), tmp_path / "r.bundle")
-
-
 def test_an_axis_that_moves_only_in_steps_is_adopted_with_a_note(tmp_path: Path) -> None:
     """Pairs of rows: odd batches fail in the original too."""
     shape = {"shape": np.array([-1, 2, 4], np.int64)}
@@ -147,3 +114,83 @@ def test_an_axis_that_moves_only_in_steps_is_adopted_with_a_note(tmp_path: Path)
     report = adopt(save(model, tmp_path / "r.onnx"), tmp_path / "r.bundle")
     assert any(text.startswith("batch=1:") for text in report.refused_by_reference)
     assert all(case.sizes["batch"] % 2 == 0 for case in report.cases)
+
+
+def test_a_loop_and_a_scan_are_adopted(tmp_path: Path) -> None:
+    """Three turns of v = v + x in a Loop, then a running sum over the rows in a Scan."""
+    row = helper.make_tensor_value_info("row", FLOAT, [4])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["v", "x"], ["v_out"])],
+        "turn",
+        [
+            helper.make_tensor_value_info("turn", INT64, []),
+            helper.make_tensor_value_info("go", BOOL, []),
+            helper.make_tensor_value_info("v", FLOAT, None),
+        ],
+        [helper.make_tensor_value_info("go_on", BOOL, []), helper.make_tensor_value_info("v_out", FLOAT, None)],
+    )
+    step = helper.make_graph(
+        [helper.make_node("Add", ["sum", "row"], ["sum_out"]), helper.make_node("Identity", ["sum_out"], ["seen"])],
+        "step",
+        [helper.make_tensor_value_info("sum", FLOAT, [4]), row],
+        [helper.make_tensor_value_info("sum_out", FLOAT, [4]), helper.make_tensor_value_info("seen", FLOAT, [4])],
+    )
+    nodes = [
+        helper.make_node("Loop", ["turns", "yes", "x"], ["looped"], body=body),
+        helper.make_node("Scan", ["zeros", "looped"], ["last", "y"], body=step, num_scan_inputs=1),
+    ]
+    weights = {"turns": np.array(3, np.int64), "yes": np.array(True), "zeros": np.zeros(4, np.float32)}
+    model = make_model(nodes, weights, outputs={"y": (FLOAT, ["batch", 4]), "last": (FLOAT, [4])})
+    bundle = adopt(save(model, tmp_path / "l.onnx"), tmp_path / "l.bundle").bundle
+    x = np.ones((5, 4), np.float32)
+    np.testing.assert_array_equal(runtime.load(bundle.root).run({"x": x})["y"][:, 0], [4, 8, 12, 16, 20])
+
+
+def test_an_output_without_a_shape_gets_the_one_that_came_out(tmp_path: Path) -> None:
+    model = gemm_model()
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    bundle = adopt(save(model, tmp_path / "g.onnx"), tmp_path / "g.bundle").bundle
+    assert bundle.graph()[1].signature.outputs[0].shape == ("y_0", "y_1")
+
+
+def test_an_output_that_declares_an_untrue_size_is_corrected_and_told(tmp_path: Path) -> None:
+    model = gemm_model(outputs={"y": (FLOAT, [1, 3])})
+    said: list[str] = []
+    bundle = adopt(save(model, tmp_path / "g.onnx"), tmp_path / "g.bundle", progress=said.append).bundle
+    assert bundle.graph()[1].signature.outputs[0].shape == ("y_0", 3)
+    assert "output y: float32[1, 3] gives other sizes than it declares; the bundle says y: float32[y_0, 3]" in said
+
+
+def test_a_weight_that_is_not_listed_as_an_input_in_ir_3_is_adopted_for_it_runs(tmp_path: Path) -> None:
+    model = gemm_model(opset=8)
+    model.ir_version = 3
+    adopt(save(model, tmp_path / "g.onnx"), tmp_path / "g.bundle")
+
+
+def test_a_scalar_input_before_the_others_does_not_hide_the_batch(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["y"])]
+    inputs = {"factor": (FLOAT, []), "x": (FLOAT, ["rows", 4])}
+    model = make_model(nodes, inputs=inputs, outputs={"y": (FLOAT, ["rows", 4])})
+    bundle = adopt(save(model, tmp_path / "s.onnx"), tmp_path / "s.bundle").bundle
+    assert batch_axis_of(bundle.graph()[1].signature) == "rows"
+
+
+def test_a_graph_of_fixed_sizes_is_proved_on_several_values(tmp_path: Path) -> None:
+    model = gemm_model(inputs={"x": (FLOAT, [2, 4])}, outputs={"y": (FLOAT, [2, 3])})
+    report = adopt(save(model, tmp_path / "f.onnx"), tmp_path / "f.bundle")
+    assert len({case.inputs["x"].tobytes() for case in report.cases}) == 3
+
+
+def test_a_graph_that_takes_only_integers_is_allowed_the_rounding_of_its_weights(tmp_path: Path) -> None:
+    """Nothing can be disturbed at its input; without its weights being disturbed, two sums in another order would refuse it."""
+    random = np.random.default_rng(0)
+    weights = {"table": random.standard_normal((20, 256)).astype(np.float32)}
+    nodes, name = [helper.make_node("Gather", ["table", "ids"], ["h0"])], "h0"
+    for layer in range(6):
+        weights[f"w{layer}"] = (random.standard_normal((256, 256)) / 16).astype(np.float32)
+        nodes.append(helper.make_node("MatMul", [name, f"w{layer}"], [f"h{layer + 1}"]))
+        name = f"h{layer + 1}"
+    model = make_model(nodes, weights, inputs={"ids": (INT64, ["n"])}, outputs={"h6": (FLOAT, ["n", 256])})
+    (tolerance,) = adopt(save(model, tmp_path / "i.onnx"), tmp_path / "i.bundle").tolerance.values()
+    assert tolerance.measured > 0
+    assert "weights are disturbed by one float32 rounding step" in tolerance.derived

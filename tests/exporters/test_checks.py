@@ -194,4 +194,4 @@ def test_what_is_not_onnx_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_rules_have_distinct_names() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES) == 9
+    assert len({rule.name for rule in RULES}) == len(RULES) == 10

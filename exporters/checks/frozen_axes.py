@@ -1,24 +1,24 @@
 """frozen-axes: an axis that is declared dynamic really moves.
 
 Declarations lie: a Reshape to a constant, or an unrolled recurrence, works at the example's size only. So the graph is run at
-other sizes, and the shapes that come out are compared with the declared ones.
+other sizes, and the shapes that come out are compared with the declared ones. The node that holds the size is named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnx import numpy_helper
-
-from runtime.errors import EdgekitError
+from runtime.errors import EdgekitError, FeedError
 from runtime.feeds import example_feeds
 from runtime.session import Session
 from runtime.signature import bind_sizes
 
 from ..finding import Finding, Graph, Rule
+from .culprit import constants_held, find_culprit
 
 _STEPS = (1, 2, 3)  # how far beyond its base size an axis is moved
 _BASES = (2, 8, 32, 224)  # tried in turn where no size is known to work: images are large, batches small
+_GUESSES = 4  # sizes read from the graph itself that are tried after those
 
 
 def run(graph: Graph) -> Iterator[Finding]:
@@ -32,30 +32,34 @@ def run(graph: Graph) -> Iterator[Finding]:
         return
     try:
         session = Session(graph.path, signature, device="cpu", optimization="basic", log_level=4)
-    except EdgekitError as error:
-        fix = "upgrade onnxruntime, or export for the version that is there"
-        yield Finding("frozen-axes", "error", "", str(error), fix)
-        return
-    known = [dict(graph.sizes)] if graph.sizes else [dict.fromkeys(signature.dynamic_axes, size) for size in _BASES]
+    except EdgekitError:
+        return  # the target-operators rule says what onnxruntime cannot load
+    known = [dict(graph.sizes)] if graph.sizes else _guesses(graph, signature.dynamic_axes)
     base = next((sizes for sizes in known if _runs(session, sizes)), None)
     if base is None:
         fix = "name the sizes it takes when it is exported"
         reason = f"it runs at none of the sizes tried ({_fault(session, known[0])}), so its axes are unproved"
-        culprit = _constant_reshape(graph)
-        yield Finding("frozen-axes", "error" if culprit or graph.sizes else "warning", culprit, reason[:300], fix)
+        yield Finding("frozen-axes", "error" if graph.sizes else "warning", "", reason[:300], fix)
         return
     for axis in signature.dynamic_axes:
         for step in (0, *_STEPS):
-            size = base[axis] + step
-            if fault := _fault(session, base | {axis: size}):
+            sizes = base | {axis: base[axis] + step}
+            if fault := _fault(session, sizes):
                 yield Finding(
                     "frozen-axes",
                     "error",
-                    _constant_reshape(graph) or axis,
-                    f"axis {axis!r} is declared dynamic but fails at {size}: {fault[:200]}",
+                    _culprit(graph, session, base, sizes, base[axis]) or axis,
+                    f"axis {axis!r} is declared dynamic but fails at {sizes[axis]}: {fault[:200]}",
                     "let the network read the size from its input (x.flatten(1), x.shape[0]) instead of a number",
                 )
                 break
+
+
+def _guesses(graph: Graph, axes: tuple[str, ...]) -> list[dict[str, int]]:
+    held = constants_held(graph)[:_GUESSES]
+    return [dict.fromkeys(axes, size) for size in (*_BASES, *held)] + [
+        dict.fromkeys(axes, _BASES[0]) | {axis: size} for axis in axes for size in held if len(axes) > 1
+    ]
 
 
 def _runs(session: Session, sizes: dict[str, int]) -> bool:
@@ -78,17 +82,24 @@ def _fault(session: Session, sizes: dict[str, int]) -> str | None:
     return None
 
 
-def _constant_reshape(graph: Graph) -> str:
-    """The first Reshape to a constant whose leading size is a number: the usual holder of a baked batch."""
-    constants = {
-        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.model.graph.initializer if len(tensor.dims) == 1
-    }
-    for node in graph.model.graph.node:
-        if node.op_type == "Reshape" and node.input[1] in constants:
-            shape = constants[node.input[1]]
-            if shape.size and shape[0] > 1:
-                return f"{node.name or 'Reshape'} to {shape.tolist()}"
-    return ""
+def _culprit(graph: Graph, session: Session, base: dict[str, int], moved: dict[str, int], size: int) -> str:
+    """The node that holds the size; at the base size itself nothing can be compared."""
+    works, fails = example_feeds(session.signature, base), example_feeds(session.signature, moved)
+    return "" if base == moved else find_culprit(graph, works, fails, size, _wrong_outputs(session, moved))
+
+
+def _wrong_outputs(session: Session, sizes: dict[str, int]) -> tuple[str, ...]:
+    bound, wrong = dict(sizes), []
+    try:
+        outputs = session.run(example_feeds(session.signature, sizes))
+    except EdgekitError:
+        return ()
+    for spec in session.signature.outputs:
+        try:
+            bind_sizes(spec, outputs[spec.name], bound)
+        except FeedError:
+            wrong.append(spec.name)
+    return tuple(wrong)
 
 
 RULE = Rule("frozen-axes", "axes declared dynamic really move", run)

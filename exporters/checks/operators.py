@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..finding import Finding, Graph, Rule
 from ..graph import operators_of
+from ..wiring import label, operator
 
 _OLDEST, _NEWEST = 11, 22  # the range that the hosts in use (onnxruntime 1.20 and later, mobile and web builds) all run
 
@@ -34,7 +35,7 @@ def run(graph: Graph) -> Iterator[Finding]:
         yield Finding(
             "operators",
             "info",
-            foreign[0],
+            next(label(node) for node in graph.wiring.nodes if operator(node) == foreign[0]),
             f"{', '.join(foreign)}: not standard operators, so only some hosts run them",
             "use them only where the host is onnxruntime",
         )

@@ -1,4 +1,4 @@
-"""unused: weights, inputs and nodes that no output depends on."""
+"""unused: weights, inputs and nodes that no output depends on, and outputs that depend on no input."""
 
 from __future__ import annotations
 
@@ -33,6 +33,22 @@ def run(graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 "unused", "warning", node.name or node.op_type, "nothing reads what this node computes", "run: edgekit optimize"
             )
+    yield from _idle_outputs(graph)
 
 
-RULE = Rule("unused", "every weight, input and node is used", run)
+def _idle_outputs(graph: Graph) -> Iterator[Finding]:
+    wiring, carried = graph.wiring, {state.output for state in graph.signature.states} if graph.signature else set()
+    for value in graph.model.graph.output:
+        source = wiring.maker(value.name)
+        while source is not None and source.op_type == "Identity" and wiring.maker(source.input[0]) is not None:
+            source = wiring.maker(source.input[0])
+        origin = value.name if source is None else source.input[0] if source.op_type == "Identity" else ""
+        fix = "drop it from what the network returns"
+        if wiring.is_fixed(value.name):
+            reason = "this output is the same constant on every run"
+            yield Finding("unused", "warning", value.name, reason, f"{fix}; the application can keep it")
+        elif origin in wiring.inputs and value.name not in carried:
+            yield Finding("unused", "info", value.name, f"this output is a copy of the input {origin!r}", fix)
+
+
+RULE = Rule("unused", "every weight, input, node and output is of use", run)

@@ -47,6 +47,15 @@ def test_invalid_onnx(tmp_path: Path) -> None:
     assert not findings(gemm_model(), tmp_path, "onnx-standard")
 
 
+@pytest.mark.parametrize(
+    "operator", ["Cast", "Transpose", "QuantizeLinear", "Softmax", "Sqrt", "Erf", "Gemm", "Reshape", "Loop"]
+)
+def test_a_node_without_its_inputs_is_an_error_of_the_model_not_of_a_rule(operator: str, tmp_path: Path) -> None:
+    report = check(save(make_model([helper.make_node(operator, [], ["y"])]), tmp_path / "m.onnx"), "mobile")
+    assert "onnx-standard" in {finding.rule for finding in report.findings if finding.severity == "error"}
+    assert report.figures == {}
+
+
 def test_inconsistent_shapes(tmp_path: Path) -> None:
     wrong = gemm_model()
     wrong.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((5, 3), np.float32), "W"))
@@ -115,8 +124,9 @@ def test_float64_and_int64_arithmetic(tmp_path: Path) -> None:
     integer = make_model(
         [helper.make_node("Mul", ["x", "x"], ["y"])], inputs={"x": (INT64, ["batch", 4])}, outputs={"y": (INT64, ["batch", 4])}
     )
-    assert "int64" in findings(integer, tmp_path, "wide-types")[0].reason
+    assert "int64" in findings(integer, tmp_path, "int64-indices")[0].reason
     assert not findings(gemm_model(), tmp_path, "wide-types")
+    assert not findings(gemm_model(), tmp_path, "int64-indices")
 
 
 def test_unfolded_constants(tmp_path: Path) -> None:
@@ -193,5 +203,63 @@ def test_what_is_not_onnx_is_refused(content: bytes, tmp_path: Path) -> None:
         check(tmp_path)
 
 
-def test_rules_have_distinct_names() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES) == 10
+def test_rule_names_are_stable() -> None:
+    """Scripts and CI settings name rules: a name may be added here, never changed."""
+    assert sorted(rule.name for rule in RULES) == [
+        "duplicated-weights",
+        "external-data",
+        "frozen-axes",
+        "int64-indices",
+        "non-finite",
+        "onnx-standard",
+        "operators",
+        "recomputed-memory",
+        "shape-inference",
+        "stray-casts",
+        "stray-qdq",
+        "stray-transposes",
+        "target-axes",
+        "target-operators",
+        "unfolded-constants",
+        "unfused-attention",
+        "unfused-gelu",
+        "unfused-layernorm",
+        "unquantized-gemm",
+        "unread-outputs",
+        "unsupported",
+        "unused",
+        "wide-types",
+    ]
+
+
+def test_the_json_report_has_stable_fields(tmp_path: Path) -> None:
+    document = check(save(gemm_model(), tmp_path / "m.onnx"), "web").to_json()
+    assert list(document) == ["subject", "target", "passed", "findings", "operators", "opsets", "figures"]
+    assert document["target"] == "web"
+    assert list(document["findings"][0]) == ["rule", "severity", "node", "reason", "fix", "graph"]
+    assert list(document["figures"]["m"]) == [
+        "sizes",
+        "parameters",
+        "weight_bytes",
+        "flops",
+        "peak_activation_bytes",
+        "kv_cache_bytes_per_token",
+        "state_bytes_per_row",
+        "notes",
+    ]
+
+
+def test_every_rule_is_in_the_documentation_and_nothing_else_is() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    documented = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(documented) == sorted(rule.name for rule in RULES)
+
+
+def test_findings_that_differ_only_in_names_and_numbers_are_grouped(tmp_path: Path) -> None:
+    model = gemm_model()
+    for index in range(3):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(9 + index, np.float32), f"spare{index}"))
+    report = check(save(model, tmp_path / "m.onnx"))
+    groups = [group for group in report.groups() if group[0].rule == "unused"]
+    assert [[finding.node for finding in group] for group in groups] == [["spare0", "spare1", "spare2"]]
+    assert len(report.findings) == 3 + sum(len(group) for group in report.groups() if group[0].rule != "unused")

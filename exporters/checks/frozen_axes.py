@@ -14,6 +14,7 @@ from runtime.session import Session
 from runtime.signature import bind_sizes
 
 from ..finding import Finding, Graph, Rule
+from ..trial_sizes import Move, completed, find_moves
 from .culprit import constants_held, find_culprit
 
 _STEPS = (1, 2, 3)  # how far beyond its base size an axis is moved
@@ -41,10 +42,15 @@ def run(graph: Graph) -> Iterator[Finding]:
         reason = f"it runs at none of the sizes tried ({_fault(session, known[0])}), so its axes are unproved"
         yield Finding("frozen-axes", "error" if graph.sizes else "warning", "", reason[:300], fix)
         return
+    moves: list[Move] | None = None  # how axes move that do not move freely: looked for only if there are such
     for axis in signature.dynamic_axes:
         for step in (0, *_STEPS):
-            sizes = base | {axis: base[axis] + step}
+            sizes = completed(base | {axis: base[axis] + step})
             if fault := _fault(session, sizes):
+                moves = find_moves(base, lambda sizes: _fault(session, sizes) is None) if moves is None else moves
+                if bound := next((move for move in moves if axis in move.axes), None):
+                    yield _bound(axis, bound)
+                    break
                 yield Finding(
                     "frozen-axes",
                     "error",
@@ -53,6 +59,14 @@ def run(graph: Graph) -> Iterator[Finding]:
                     "let the network read the size from its input (x.flatten(1), x.shape[0]) instead of a number",
                 )
                 break
+
+
+def _bound(axis: str, move: Move) -> Finding:
+    others = " and ".join(repr(other) for other in move.axes if other != axis)
+    together = f"together with {others}" if others else ""
+    steps = f"in steps of {move.step}" if move.step > 1 else ""
+    how = " and ".join(filter(None, (together, steps)))
+    return Finding("frozen-axes", "info", axis, f"axis {axis!r} moves only {how}", "feed sizes that fit together")
 
 
 def _guesses(graph: Graph, axes: tuple[str, ...]) -> list[dict[str, int]]:

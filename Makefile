@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= demo
+PEERS  ?= .peers
 
-.PHONY: demo test lint types unit bench results screenshot clean
+.PHONY: demo test lint types unit bench bench-export bench-decoder results screenshot clean
 
 # One environment serves every target; it is remade when what it installs changes.
 $(VENV)/ready: pyproject.toml constraints.txt tests/third-party.txt
@@ -34,6 +35,19 @@ unit: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python -m tests.bench_catalog
 
+# How long export takes with its proof, against torch.onnx.export alone.
+bench-export: $(VENV)/ready
+	$(BIN)/python -m tests.bench_export
+
+# One step of a decoder in both profiles and optimized, against the memory's bandwidth and a peer's export (in an environment of its own).
+bench-decoder: $(VENV)/ready $(PEERS)/ready
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.bench_decoder --peer $(PEERS)/bin/python
+
+$(PEERS)/ready: tests/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/peers.txt
+	@touch $@
+
 # Trains every shared recipe that has no finished run in runs/ (hours), and writes docs/results.md.
 results: $(VENV)/ready
 	$(BIN)/python -m tests.results --train runs
@@ -45,4 +59,4 @@ screenshot: $(DEMO)/report.html
 	  --screenshot=docs/report.png file://$(CURDIR)/$(DEMO)/report.html
 
 clean:
-	rm -rf $(VENV) $(DEMO) *.egg-info
+	rm -rf $(VENV) $(PEERS) $(DEMO) *.egg-info

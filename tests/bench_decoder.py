@@ -137,9 +137,10 @@ def make_bundles(shape: str, settings: dict[str, Any], work: Path) -> dict[str, 
 _PEER = """
 import sys, torch
 from transformers import GPT2Config, GPT2LMHeadModel
-from optimum.exporters.onnx import export_from_model
+from optimum.onnxruntime import ORTModelForCausalLM
 torch.manual_seed(0)
-export_from_model(GPT2LMHeadModel(GPT2Config()).eval(), sys.argv[1], task="text-generation-with-past")
+GPT2LMHeadModel(GPT2Config()).eval().save_pretrained(sys.argv[1] + "-torch")
+ORTModelForCausalLM.from_pretrained(sys.argv[1] + "-torch", export=True).save_pretrained(sys.argv[1])
 """
 
 

@@ -44,7 +44,9 @@ def main() -> None:
                 plain.append(seconds(lambda n=network: [trace(graph, n.name, opset=DEFAULT_OPSET) for graph in n.graphs]))
                 ours.append(seconds(lambda n=network, t=target: export(n, t)))
             ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, plain, strict=True))
-            print(f"{name:22} torch {statistics.median(plain):6.2f} s  ours {statistics.median(ours):6.2f} s  ratio {ratio:.2f}")
+            print(
+                f"{name:22} torch {statistics.median(plain):6.2f} s  ours {statistics.median(ours):6.2f} s  ratio {ratio:.2f}"
+            )
 
 
 if __name__ == "__main__":

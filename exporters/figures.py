@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from runtime.errors import FeedError
 from runtime.feeds import example_feeds
 from runtime.signature import Dim, GraphSignature
 
@@ -127,10 +128,17 @@ def _shapes(graph: Graph, signature: GraphSignature) -> tuple[Mapping[str, int],
     axes = signature.dynamic_axes
     tries = [dict(graph.sizes)] if graph.sizes is not None else [dict.fromkeys(axes, size) for size in _GUESSED]
     for sizes in tries if axes else [dict(graph.sizes or {})]:
-        feeds = dict(graph.feeds) if graph.feeds is not None else example_feeds(signature, sizes)
-        if (seen := _inferred(graph, signature, sizes) or _observed(graph, feeds)) is not None:
+        if (seen := _inferred(graph, signature, sizes) or _observed_at(graph, signature, sizes)) is not None:
             return sizes, seen
     return tries[0], None
+
+
+def _observed_at(graph: Graph, signature: GraphSignature, sizes: Mapping[str, int]) -> _Seen | None:
+    try:
+        feeds = dict(graph.feeds) if graph.feeds is not None else example_feeds(signature, sizes)
+    except FeedError:  # a type that numpy has no values of
+        return None
+    return _observed(graph, feeds)
 
 
 def _inferred(graph: Graph, signature: GraphSignature, sizes: Mapping[str, int]) -> _Seen | None:

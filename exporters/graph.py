@@ -66,13 +66,13 @@ def clean(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.value_info[:]  # dynamo lists initializers there, which breaks quantizers, and stale example sizes
     for graph in graphs_of(model):
         del graph.metadata_props[:]
-        graph.doc_string = ""
+        graph.ClearField("doc_string")
         for number, node in enumerate(graph.node):
             if "symbolic_multi_out" in node.name:  # the tracer's name for an operator that we put there
                 node.name = f"node_{node.op_type}_{number}"
         for item in (*graph.node, *graph.initializer, *graph.input, *graph.output):
             del item.metadata_props[:]
-            item.doc_string = ""
+            item.ClearField("doc_string")
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception:  # contrib operators have no shape function; the graph is right all the same

@@ -2,8 +2,8 @@
 
     python -m tests.bench_export [NAME …] [--rounds N]
 
-Both are done in turns in one process, after one export to load the libraries. torch.onnx.export gets the same modules, examples and
-dynamic axes, and once for each graph.
+Both are done in turns in one process, after one export to load the libraries. torch.onnx.export gets the same modules, examples
+and dynamic axes, and once for each graph.
 """
 
 from __future__ import annotations

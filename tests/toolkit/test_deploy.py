@@ -93,5 +93,8 @@ def test_ticks_are_round_and_labels_escape_html() -> None:
 
 def test_a_text_recipe_is_refused_before_it_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["deploy", "gpt", "-o", str(tmp_path / "out")]) == 2
-    assert "gpt takes text, and exporting such networks is not built yet" in capsys.readouterr().err
+    assert (
+        "gpt takes text, and deploy measures networks on images and columns only; go step by step: edgekit train, export"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()

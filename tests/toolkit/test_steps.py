@@ -16,7 +16,7 @@ from torch import nn
 from architectures.layers.feedforward import FeedForward
 from architectures.run_directory import Run
 from runtime.errors import OptionError
-from toolkit.training import loop
+from toolkit.training import loop, steps
 from toolkit.training.augment import Augmentation, flip, rotate_and_crop
 from toolkit.training.averaging import MovingAverage
 from toolkit.training.distributed import Group
@@ -152,6 +152,13 @@ def test_bf16_trains_close_to_float32(name: str, tmp_path: Path, text_file: Path
         losses.append(Run.open(tmp_path / precision).metrics["history"][-1]["loss"])  # type: ignore[index]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert losses[0] != losses[1]  # it was another arithmetic
+
+
+def test_bf16_is_refused_where_it_would_end_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_BF16_PRODUCT", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    with pytest.raises(OptionError, match=r"bf16 ends the process on this machine \(SIGILL.* set ONEDNN_MAX_CPU_ISA"):
+        train(recipe("mlp", precision="bf16"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,8 +37,24 @@ def check_possible(network: nn.Module, settings: TrainingSettings) -> None:
     device = pick_device(settings.device)
     if settings.precision == "fp16" and device.type != "cuda":
         raise OptionError("training.precision fp16 needs a CUDA device; on the CPU use bf16")
+    if settings.precision == "bf16" and device.type == "cpu":
+        _refuse_deadly_bf16()
     if settings.recompute:
         blocks_of(network)
+
+
+def _refuse_deadly_bf16() -> None:
+    """Some virtual machines announce matrix instructions (AMX) that they forbid: there a product in bf16 ends the process."""
+    tried = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, check=False)
+    if tried.returncode < 0:
+        raise OptionError(
+            f"training.precision bf16 ends the process on this machine ({signal.Signals(-tried.returncode).name}: its CPU "
+            "announces instructions that it does not allow); set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, "
+            "or use float32"
+        )
+
+
+_BF16_PRODUCT = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
 class Stepper:

@@ -64,6 +64,7 @@ class Variant:
     module: str
     request: Mapping[str, Any]
     file_bytes: int | None = None
+    python: str = sys.executable  # the interpreter of its process, where it needs another environment
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class _Worker:
         path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", variant.module, "bench-worker"],
+            [variant.python, "-P", "-m", variant.module, "bench-worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -92,6 +92,37 @@ class StepTarget:
         return self._past + 64 if dim == "capacity" else self._past
 
 
+class PeerTarget:
+    """The peer's own call of its export, in its own environment."""
+
+    device = "cpu"
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        import onnxruntime as ort
+        import torch
+        from optimum.onnxruntime import ORTModelForCausalLM
+
+        torch.set_num_threads(THREADS)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = THREADS
+        self._model = ORTModelForCausalLM.from_pretrained(request["path"], session_options=options)
+        self._past = request["past"]
+        self.inputs = f"1 token after {self._past}"
+
+    def prepare(self, batch: int | None) -> Callable[[], object]:
+        import torch
+
+        config = self._model.config
+        shape = (1, config.n_head, self._past, config.n_embd // config.n_head)
+        feeds = {
+            "input_ids": torch.full((1, 1), 7),
+            "attention_mask": torch.ones((1, self._past + 1), dtype=torch.int64),
+            "position_ids": torch.full((1, 1), self._past),
+            "past_key_values": tuple((torch.randn(shape), torch.randn(shape)) for _ in range(config.n_layer)),
+        }
+        return lambda: self._model(**feeds)
+
+
 class BandwidthTarget:
     """Reads as many bytes as a step must, with the same threads."""
 
@@ -161,12 +192,16 @@ def measure(shape: str, work: Path, peer: str | None) -> tuple[BenchReport, int]
     assert network is not None
     size = bytes_of_a_step(network.network, past)
     graphs = {name: path / "decoder.onnx" for name, path in bundles.items()}
-    if peer and shape == "gpt2":
-        graphs["peer"] = make_peer(peer, work)
+    theirs = make_peer(peer, work) if peer and shape == "gpt2" else None
+    if theirs:
+        graphs["peer's graph"] = theirs
     variants = [
         Variant(name, "tests.bench_decoder", {"target": "step", "path": str(path.absolute()), "past": past})
         for name, path in graphs.items()
     ]
+    if theirs:
+        request = {"target": "peer", "path": str(theirs.parent.absolute()), "past": past}
+        variants.append(Variant("peer", "tests.bench_decoder", request, python=str(peer)))
     variants.append(Variant("bandwidth", "tests.bench_decoder", {"target": "bandwidth", "bytes": size}))
     return bench(variants, threads=THREADS, rounds=15, launches=2, turn_seconds=0.2), size
 
@@ -190,14 +225,15 @@ def main() -> None:
         ours, floor = times["optimized"].latency.median, times["bandwidth"].latency.median
         speed = f"{floor / ours:.2f} of the bandwidth ({size / floor / 1000:.1f} GB/s)"
         print(f"{shape:14} optimized reads {size / 1e6:.0f} MB at {speed}")
-        if "peer" in times:
-            print(f"{shape:14} optimized takes {ours / times['peer'].latency.median:.2f} of the peer's time")
+        for name in ("peer", "peer's graph"):
+            if name in times:
+                print(f"{shape:14} optimized takes {ours / times[name].latency.median:.2f} of the time of {name}")
         results.append({"shape": shape, "bytes": size, **report.to_json()})
     Path("bench-decoder.json").write_text(json.dumps(results, indent=1))
 
 
 def _open(request: dict[str, Any]) -> Any:
-    return StepTarget(request) if request["target"] == "step" else BandwidthTarget(request)
+    return {"step": StepTarget, "peer": PeerTarget, "bandwidth": BandwidthTarget}[request["target"]](request)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from .helpers import gemm_bundle
 
-# Some machines announce AMX and forbid it; training refuses bf16 there, and names this way out. Read before torch is first used.
+# Some machines announce AMX and forbid it; training refuses bf16 there and names this way out. Read when torch is first used.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 

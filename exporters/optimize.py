@@ -7,7 +7,9 @@ named with the smallest subgraph that shows it; one that makes the graph measura
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from .weights import large_tensors, pack_graphs
 
 __all__ = ["PASSES", "GraphResult", "OptimizeReport", "Pass", "PassResult", "optimize", "passes_for"]
 
+Progress = Callable[[int, int, str], None]  # passes done, passes in all, what comes now
 LARGEST = (2 << 30) - (64 << 20)  # bytes; protobuf ends at 2 GiB, and passes need a little room
 
 
@@ -110,6 +113,7 @@ def optimize(
     portable: bool = False,
     timing: bool = False,
     head: Head | None = None,
+    progress: Progress = lambda done, total, step: None,
 ) -> OptimizeReport:
     """Write the optimized bundle at `target` and say what each pass did to each graph.
 
@@ -117,7 +121,11 @@ def optimize(
     last graph slower than the first. `head` replaces the logits by the tokens chosen from them.
     """
     chosen = passes_for(portable=portable) if passes is None else passes
-    works = [_optimized(bundle, name, chosen, timing) for name in bundle.manifest.graphs]
+    works: list[_Work] = []
+    total = len(bundle.manifest.graphs) * len(chosen)
+    for name in bundle.manifest.graphs:
+        tell = partial(_tell, progress, len(works) * len(chosen), total)
+        works.append(_optimized(bundle, name, chosen, timing, tell))
     models = {work.name: work.model for work in works}
     results = [result for work in works for result in work.results]
     lineage = lineage_step("optimize", bundle, passes=[_recorded(result) for result in results], head=head and str(head))
@@ -130,13 +138,21 @@ def optimize(
     return OptimizeReport(str(target), tuple(results), graphs, None if head is None else str(head))
 
 
-def _optimized(bundle: Bundle, name: str, passes: tuple[Pass, ...], timing: bool) -> _Work:
+def _tell(progress: Progress, before: int, total: int, step: int, text: str) -> None:
+    progress(before + step, total, text)
+
+
+def _optimized(
+    bundle: Bundle, name: str, passes: tuple[Pass, ...], timing: bool, progress: Callable[[int, str], None]
+) -> _Work:
     _refuse_too_large(bundle, name)
     model = clean(read_model(bundle.graph_path(name)))
     trials = trials_of(bundle, name, model)
     work = _Work(name, model, model, trials, workload_of(trials, model) if timing else ())
-    for item in passes:
+    for number, item in enumerate(passes):
+        progress(number, f"{name}: {item.name}")
         _run(item, work)
+    progress(len(passes), f"{name}: the whole")
     _refuse_slower_whole(work)
     return work
 

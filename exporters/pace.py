@@ -26,6 +26,9 @@ from .parity import Arrays
 _LAUNCHES = (3, 8)  # at least, and at most while an interval is wide
 _WIDE = 0.1
 _ROUNDS = 10  # for each launch
+_LONG_CALL = 0.02  # seconds; such calls vary little, so that
+_FEW_ROUNDS = 3  # of them tell as much
+_ENOUGH_SECONDS = 10.0  # after which a large graph is not launched anew
 _TURN_SECONDS = 0.006
 _SETTLE_SECONDS = 0.005  # lets the other session's thread pool stop spinning
 # Of 21 measurements of a graph against itself by the cpu clock no interval began above 1.00, and none ended below 0.995.
@@ -70,8 +73,10 @@ def compare_pace(
     data = (before.SerializeToString(), after.SerializeToString())
     signatures = (signature, after_signature or signature)
     threads = 1 if clock == "cpu" else None
+    started = time.perf_counter()
     for launch in range(_LAUNCHES[1] if workload else 0):
-        if launch >= _LAUNCHES[0] and not any(_is_wide(pairs) for pairs in samples):
+        late = launch > 1 and time.perf_counter() - started > _ENOUGH_SECONDS
+        if late or (launch >= _LAUNCHES[0] and not any(_is_wide(pairs) for pairs in samples)):
             break
         order = (0, 1) if launch % 2 == 0 else (1, 0)
         made = {side: Session(data[side], signatures[side], device="cpu", threads=threads, log_level=4) for side in order}
@@ -96,8 +101,11 @@ def _is_wide(pairs: list[tuple[float, float]]) -> bool:
 def _rounds(before: Session, after: Session, feeds: Arrays, clock: Clock) -> list[tuple[float, float]]:
     for session in (before, after):
         session.run(feeds)
+    started = time.perf_counter()
+    before.run_unchecked(feeds)
+    long = time.perf_counter() - started > _LONG_CALL
     pairs = []
-    for number in range(_ROUNDS):
+    for number in range(_FEW_ROUNDS if long else _ROUNDS):
         if number % 2 == 0:
             first = _turn(before, feeds, clock)
             pairs.append((first, _turn(after, feeds, clock)))

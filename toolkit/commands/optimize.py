@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..console import note, print_json, say, size_text, table, time_text
+from ..console import note, print_json, progress_bar, say, size_text, table, time_text
 from . import options
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def optimize(path: str, output: str, force: bool, portable: bool, no_timing: boo
 
     chosen = None if head is None else Head.parse(head)
     refuse_existing(Path(output), force=force, marker=MANIFEST)
-    with opened(path, note) as bundle:
-        report = optimize_bundle(bundle, output, force=force, portable=portable, timing=not no_timing, head=chosen)
+    with opened(path, note) as bundle, progress_bar("pass") as update:
+        report = optimize_bundle(
+            bundle, output, force=force, portable=portable, timing=not no_timing, head=chosen, progress=update
+        )
     if as_json:
         print_json(report.to_json())
         return

@@ -21,6 +21,7 @@ from runtime.session import Session
 from .data.arrays import load_feeds
 from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
+from .opening import refuse_text
 
 _BATCH = 64
 _CALIBRATION_ROWS = 512  # measured ranges of min-max settle well before that on the networks here
@@ -54,6 +55,7 @@ def evaluate(path: str | Path, data: str | None, *, device: str = "cpu", threads
             f"{path} has the task 'tensors', which has no metric; use edgekit verify "
             "(a network of your own can be exported with task='classification' or 'regression')"
         )
+    refuse_text(bundle, "evaluate")
     found = data_for(bundle, data)
     if found is None:
         raise OptionError(f"{path} does not say what it was trained on; pass labelled data with --data PATH")

@@ -7,7 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.bundle import Bundle
+from runtime.bundle import Bundle, Manifest
+from runtime.errors import OptionError
+
+_ON_TEXT = ("embedding", "language-model", "masked-lm", "seq2seq")
+
+
+def takes_text(manifest: Manifest) -> bool:
+    return manifest.task in _ON_TEXT or bool(manifest.tokenizers)
+
+
+def refuse_text(bundle: Bundle, verb: str) -> None:
+    """For commands that work on images and columns so far."""
+    if takes_text(bundle.manifest):
+        raise OptionError(
+            f"{verb} works on networks on images and columns so far, and {bundle.root.name} takes text "
+            f"(its task is {bundle.manifest.task}); check, optimize, verify and bench work on it"
+        )
 
 
 @contextmanager

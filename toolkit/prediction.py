@@ -17,6 +17,7 @@ from runtime.signature import TensorSpec
 from .data.arrays import load_feeds, read_arrays
 from .data.image_folder import SUFFIXES, read_image
 from .data.table import read_columns
+from .opening import takes_text
 
 _INPUT_NAMES = ("inputs", "x", "X")
 
@@ -32,7 +33,12 @@ def run_file(
     if output and Path(output).exists() and not force:
         raise OutputExists(f"{output} already exists; choose another -o, or pass --force to replace it")
     model = load(bundle, device=device, threads=threads)
-    if output or model.task == "tensors":
+    if len(model.sessions) > 1:
+        raise OptionError(
+            f"{bundle} has several graphs ({', '.join(model.sessions)}), and run works on bundles of one so far; "
+            "in Python: runtime.load(…).run(feeds, graph=…)"
+        )
+    if output or model.task == "tensors" or takes_text(model.bundle.manifest):
         return _run_tensors(model, Path(path), output)
     prediction = model.predict(_read(model, Path(path)))
     if not len(prediction):

@@ -10,7 +10,7 @@ from runtime.bundle import MANIFEST
 from runtime.files import refuse_existing
 
 from .evaluation import quality_for
-from .opening import opened
+from .opening import opened, refuse_text
 
 
 def quantize_path(
@@ -30,6 +30,7 @@ def quantize_path(
 ) -> QuantizeReport:
     refuse_existing(Path(output), force=force, marker=MANIFEST)
     with opened(path, progress) as bundle:
+        refuse_text(bundle, "quantize")
         quality, calibration = quality_for(bundle, data)
         return quantize(
             bundle,

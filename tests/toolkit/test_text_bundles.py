@@ -1,0 +1,121 @@
+"""What the commands do with bundles of networks on text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from architectures.run_directory import Run
+from exporters.export import export
+from exporters.source import find_source
+from runtime.bundle import Bundle
+from runtime.text import Tokenizer
+from toolkit.cli import run
+
+from .tiny import recipe, train
+
+TINY = {"network.width": 16, "network.heads": 2, "network.layers": 1, "network.feedforward": 32}
+
+Shared = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture
+def gpt(shared: Shared, text_file: Path) -> Path:
+    """The bundle of a trained language model, beside its run."""
+
+    def make(folder: Path) -> None:
+        train(recipe("gpt", **TINY, **{"data.path": str(text_file), "window": 16}), folder / "run")
+        export(find_source(str(folder / "run")), folder / "gpt.bundle")
+
+    return shared("tiny-gpt", make) / "gpt.bundle"
+
+
+@pytest.fixture
+def seq2seq(shared: Shared) -> Path:
+    settings = {"vocabulary": 20, "target_vocabulary": 20, "hidden": 8, "embedding": 8}
+    return shared("tiny-seq2seq", lambda folder: export(find_source("seq2seq", settings), folder / "x.bundle")) / "x.bundle"
+
+
+def test_a_trained_language_model_carries_its_tokenizer_and_how_to_decode(gpt: Path) -> None:
+    manifest = Bundle.open(gpt).manifest
+    assert manifest.task == "language-model"
+    assert manifest.generation == {"bos": 1, "eos": 2, "pad": 0, "longest": 256}
+    tokenizer = Tokenizer.open(gpt / manifest.tokenizers["text"])
+    trained = Run.open(gpt.parent / "run").load_tokenizers(gpt.parent / "run")["text"]
+    assert tokenizer.to_json() == trained.to_json()
+    assert str(gpt.parent) not in (gpt / "manifest.json").read_text()
+
+
+def test_an_altered_tokenizer_is_noticed(gpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    shutil.copytree(gpt, tmp_path / "x.bundle")
+    path = tmp_path / "x.bundle" / "tokenizer-text.json"
+    path.write_text(path.read_text().replace("e", "E"))
+    assert run(["verify", str(tmp_path / "x.bundle")]) == 1
+    assert "tokenizer-text.json of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "verb"), [(["evaluate"], "evaluate"), (["quantize", "--scheme", "int8-dynamic", "-o", "q.bundle"], "quantize")]
+)
+def test_commands_that_cannot_yet_say_so(
+    command: list[str],
+    verb: str,
+    gpt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([command[0], str(gpt), *command[1:]]) == 2
+    error = capsys.readouterr().err
+    assert f"{verb} works on networks on images and columns so far, and gpt.bundle takes text" in error
+    assert "check, optimize, verify and bench work on it" in error
+    assert not list(tmp_path.glob("*.bundle"))
+
+
+def test_run_takes_named_arrays_of_one_graph_and_refuses_several(
+    gpt: Path, seq2seq: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runtime.state import step_feeds
+
+    feeds = step_feeds(Bundle.open(gpt).graph()[1].signature, 1, past=3)
+    np.savez(tmp_path / "x.npz", **feeds)  # type: ignore[arg-type]
+    assert run(["run", str(gpt), "--input", str(tmp_path / "x.npz")]) == 0
+    assert capsys.readouterr().out.startswith("logits: float32[1, 1, ")
+    assert run(["run", str(seq2seq), "--input", str(tmp_path / "x.npz")]) == 2
+    assert "has several graphs (encoder, decoder), and run works on bundles of one so far" in capsys.readouterr().err
+
+
+def test_bench_times_a_step_of_the_decoder_or_the_graph_that_is_named(
+    seq2seq: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--rounds", "1", "--launches", "1", "--batch", "1", "--threads", "1", "--json"]
+    assert run(["bench", str(seq2seq), "--past", "9", *quick]) == 0
+    assert json.loads(capsys.readouterr().out)["footprints"][0]["inputs"] == "decoder: one token after 9"
+    assert run(["bench", str(seq2seq), "--graph", "encoder", *quick]) == 0
+    assert json.loads(capsys.readouterr().out)["footprints"][0]["inputs"] == "source[batch, 6]"
+    assert run(["bench", str(seq2seq), "--graph", "model", *quick]) == 2
+    assert "has no graph 'model'; it has: encoder, decoder" in capsys.readouterr().err
+    assert run(["bench", str(seq2seq), "--vs", "torch", *quick]) == 2
+    assert "--vs torch times networks on images and columns" in capsys.readouterr().err
+
+
+def test_export_shows_graphs_laws_and_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = [f"--set={name}" for name in ("vocabulary=20", "width=16", "heads=2", "layers=1", "feedforward=32")]
+    target = str(tmp_path / "x.bundle")
+    assert run(["export", "gpt", "-o", target, *sets, "--profile", "portable", "--fix", "batch=2"]) == 0
+    out = capsys.readouterr().out
+    assert "law: reorder = recompute: error" in out
+    assert "portable profile" in out
+    assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("bundle:"))
+    for wrong, message in [("batch", "expected AXIS=SIZE"), ("bath=2", "did you mean 'batch'")]:
+        assert run(["export", "gpt", "-o", target, "--force", "--fix", wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert run(["export", "x.onnx", "-o", target, "--force", "--profile", "portable"]) == 2
+    assert "are for networks; a .onnx file is what it is" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from .errors import BundleError, DeviceError, FeedError, UnknownName
+from .huge_pages import LARGE, in_huge_pages
 from .machine import available_cpus
 from .signature import GraphSignature
 
@@ -53,7 +55,9 @@ class Session:
         options.graph_optimization_level = OPTIMIZATION_LEVELS[optimization]
         options.log_severity_level = log_level  # 3, errors: warnings would litter an application's stderr; 4 silences trials
         kind, providers = _providers_for(device)
-        self._session = _create(path, options, providers)
+        # A decoder's step reads all its weights and does little else.
+        with in_huge_pages() if signature.states and _bytes_of(path) >= LARGE else nullcontext():
+            self._session = _create(path, options, providers)
         taken = self._session.get_providers()[0]
         self.device = next((name for name, provider in _PROVIDERS.items() if provider == taken), taken)
         if kind not in ("auto", self.device):
@@ -97,6 +101,13 @@ class Session:
             self._session.run_with_iobinding(binding)
 
         return run
+
+
+def _bytes_of(path: str | Path | bytes) -> int:
+    """Size of the graph; of one with weights in other files, of all that lies beside it."""
+    if isinstance(path, bytes):
+        return len(path)
+    return sum(item.stat().st_size for item in Path(path).parent.iterdir() if item.is_file()) if Path(path).exists() else 0
 
 
 def _create(path: str | Path | bytes, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:

@@ -3,7 +3,8 @@
     python -m tests.bench_decoder --work DIR [--peer PYTHON]
 
 GPT-2 small, fp32, random weights, one new token after 512; and 6 layers of width 512 after 2048. Every variant runs in a
-process of its own, taking turns (runtime/bench.py); all through onnxruntime with bound inputs and outputs, our caches in place.
+process of its own, taking turns (runtime/bench.py); ours as `edgekit bench --past` runs them, the peer's both as it runs itself
+and as a mere graph in onnxruntime.
 The machine's memory bandwidth is one of the variants: the time to read as many bytes as a step must. PYTHON is an interpreter
 with the peer installed (`make bench-decoder` makes one). Prints ratios and writes bench-decoder.json.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.bench import BenchReport, Variant, bench, serve
+from runtime.bench import BenchReport, Variant, bench, bundle_variant, serve
 from runtime.bundle import Bundle
 
 THREADS = 2
@@ -34,7 +35,7 @@ SHAPES = {
 
 
 class StepTarget:
-    """One step of a decoder's graph, by its path; inputs are made from what the graph declares."""
+    """One step of the peer's graph in onnxruntime alone, with bound inputs and outputs."""
 
     device = "cpu"
 
@@ -52,44 +53,19 @@ class StepTarget:
         import onnxruntime as ort
 
         binding = self._session.io_binding()
-        in_place = {}
         for item in self._session.get_inputs():
             array = self._feed(item.name, item.type, item.shape)
-            value = ort.OrtValue.ortvalue_from_numpy(array)
-            binding.bind_ortvalue_input(item.name, value)
-            if "capacity" in item.shape:
-                in_place[item.name.replace("past", "present")] = value
+            binding.bind_ortvalue_input(item.name, ort.OrtValue.ortvalue_from_numpy(array))
         for item in self._session.get_outputs():
-            if item.name in in_place:
-                binding.bind_ortvalue_output(item.name, in_place[item.name])
-            else:
-                binding.bind_output(item.name, "cpu")
+            binding.bind_output(item.name, "cpu")
         return lambda: self._session.run_with_iobinding(binding)
 
     def _feed(self, name: str, kind: str, shape: list[int | str]) -> np.ndarray[Any, Any]:
-        if name == "past.length":
-            return np.array([self._past], np.int32)
-        sizes = [
-            dim
-            if isinstance(dim, int)
-            else 1
-            if i == 0
-            else 1
-            if name in ("tokens", "input_ids", "position_ids")
-            else self._of(dim)
-            for i, dim in enumerate(shape)
-        ]
+        if kind == "tensor(float)":  # keys and values (1, heads, past, head)
+            return np.random.default_rng(0).standard_normal((1, shape[1], self._past, shape[3]), np.float32)  # type: ignore[arg-type]
         if name == "attention_mask":
-            sizes = [1, self._past + 1]
-        if kind == "tensor(float)":
-            return np.random.default_rng(0).standard_normal(sizes, np.float32)
-        if kind == "tensor(bool)":
-            return np.ones(sizes, np.bool_)
-        value = self._past if name == "position_ids" else 1 if name == "attention_mask" else 7
-        return np.full(sizes, value, np.int64 if kind == "tensor(int64)" else np.int32)
-
-    def _of(self, dim: str) -> int:
-        return self._past + 64 if dim == "capacity" else self._past
+            return np.ones((1, self._past + 1), np.int64)
+        return np.full((1, 1), self._past if name == "position_ids" else 7, np.int64)
 
 
 class PeerTarget:
@@ -191,15 +167,11 @@ def measure(shape: str, work: Path, peer: str | None) -> tuple[BenchReport, int]
     network = find_source("gpt2" if shape == "gpt2" else "gpt", settings).generator
     assert network is not None
     size = bytes_of_a_step(network.network, past)
-    graphs = {name: path / "decoder.onnx" for name, path in bundles.items()}
     theirs = make_peer(peer, work) if peer and shape == "gpt2" else None
+    variants = [bundle_variant(path, name=name, threads=THREADS, past=past) for name, path in bundles.items()]
     if theirs:
-        graphs["peer's graph"] = theirs
-    variants = [
-        Variant(name, "tests.bench_decoder", {"target": "step", "path": str(path.absolute()), "past": past})
-        for name, path in graphs.items()
-    ]
-    if theirs:
+        graph = {"target": "step", "path": str(theirs.absolute()), "past": past}
+        variants.append(Variant("peer's graph", "tests.bench_decoder", graph))
         request = {"target": "peer", "path": str(theirs.parent.absolute()), "past": past}
         variants.append(Variant("peer", "tests.bench_decoder", request, python=str(peer)))
     variants.append(Variant("bandwidth", "tests.bench_decoder", {"target": "bandwidth", "bytes": size}))

@@ -12,6 +12,7 @@ from . import (
     fuse_layernorm,
     fuse_skip_layernorm,
     gemm_to_matmul,
+    pack_attention,
     pack_projections,
 )
 from .engine import Rewrite
@@ -23,6 +24,7 @@ REWRITES: tuple[Rewrite[Any], ...] = (
     fuse_attention.REWRITE,
     gemm_to_matmul.REWRITE,
     pack_projections.REWRITE,
+    pack_attention.REWRITE,
     fuse_bias_gelu.REWRITE,
     fuse_skip_layernorm.REWRITE,
 )

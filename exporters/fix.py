@@ -28,6 +28,11 @@ def fix_sizes(network: Exportable, sizes: Mapping[str, int]) -> Exportable:
             "--fix past: a cache that grows with every token has no fixed size; "
             "use --profile onnxruntime, whose cache is allocated once, and --fix capacity"
         )
+    if sizes.get("batch", 1) > 1 and sizes.get("time", 1) > 1 and "capacity" in known:
+        raise OptionError(
+            f"--fix batch={sizes['batch']} with --fix time={sizes['time']}: onnxruntime's kernel continues several rows by one "
+            "token only; fix time=1, or use --profile portable"
+        )
     return replace(network, graphs=tuple(_fixed(graph, sizes) for graph in network.graphs))
 
 
@@ -44,10 +49,11 @@ def _fixed(graph: GraphSource, sizes: Mapping[str, int]) -> GraphSource:
         }
         return replace(graph, inputs=inputs, dynamic_axes=axes)
     original = graph.draw
+    labels = {label for entry in graph.dynamic_axes.values() for label in entry.values()}
 
     def draw(wanted: Mapping[str, int], seed: int) -> dict[str, Tensor]:
         fixed = {**wanted, **sizes}
-        if "capacity" in sizes:  # which is drawn as room beyond the new tokens
+        if "capacity" in sizes and "capacity" in labels:  # which is drawn as room beyond the new tokens
             fixed["capacity"] = sizes["capacity"] - fixed["time"]
             if fixed["capacity"] < 0:
                 raise OptionError(f"a cache of {sizes['capacity']} has no room for {fixed['time']} tokens")

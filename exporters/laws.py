@@ -27,8 +27,6 @@ from .text_graphs import DECODER, ENCODER
 
 _BATCH, _TIME, _SOURCE = 3, 7, 6
 _SPARE = 3  # slots a cache in place has beyond the text
-_FIRST_WORD = 4
-
 Array = NDArray[Any]
 
 
@@ -38,6 +36,7 @@ class LawResult:
     error: float  # largest difference of a logit
     allowed: float
     problem: str | None = None
+    skipped: str | None = None  # why nothing could be compared
 
     def __bool__(self) -> bool:
         return self.problem is None
@@ -104,14 +103,22 @@ def check_laws(about: Generator, sessions: Mapping[str, Session], *, thorough: b
     for seed, (batch, time) in enumerate(sizes):
         text = _text(about, host, batch, time, seed)
         for law, check in _LAWS.items():
-            if law == _PADDING and (about.pad < 0 or host.tokens_at_once > 1):
-                continue  # the vocabulary has no padding, or a graph of fixed size takes no prompt of any length
-            if law in _ON_ROWS and host.rows is not None:
-                continue  # a graph of a fixed batch
-            result = _result(law, check(host, text), text)
-            if law not in results or (results[law] and (not result or result.error > results[law].error)):
+            reason = _not_applicable(law, about, host)
+            result = LawResult(law, 0.0, text.allowed, skipped=reason) if reason else _result(law, check(host, text), text)
+            known = results.get(law)
+            if known is None or known.skipped or (known and (not result or result.error > known.error)):
                 results[law] = result
     return tuple(results.values())
+
+
+def _not_applicable(law: str, about: Generator, host: Host) -> str | None:
+    if law == _PADDING and about.pad < 0:
+        return "the vocabulary has no padding"
+    if law == _PADDING and host.tokens_at_once > 1:
+        return f"the graph takes {host.tokens_at_once} tokens at a time"
+    if law in _ON_ROWS and host.rows is not None:
+        return f"the graph takes {host.rows} rows"
+    return None
 
 
 def refuse_broken_laws(name: str, results: tuple[LawResult, ...]) -> None:
@@ -126,25 +133,34 @@ def _text(about: Generator, host: Host, batch: int, time: int, seed: int) -> Tex
     batch = host.rows or batch
     longest = min(about.longest or time * host.tokens_at_once, host.capacity(time * host.tokens_at_once))
     time = max(1, min(time, longest // host.tokens_at_once)) * host.tokens_at_once
-    tokens = random.integers(min(_FIRST_WORD, about.vocabulary - 1), about.vocabulary, (batch, time))
+    tokens = random.choice(_words(about.vocabulary, about.pad), (batch, time))
     source = None
     if about.source_vocabulary is not None:
-        source = random.integers(
-            min(_FIRST_WORD, about.source_vocabulary - 1), about.source_vocabulary, (batch, host.source_size)
-        )
+        source = random.choice(_words(about.source_vocabulary, about.pad), (batch, host.source_size))
         if about.pad >= 0:
             source[1:, max(1, host.source_size - 2) :] = about.pad  # one source is longer than the others
     arguments = torch.from_numpy(tokens), None if source is None else torch.from_numpy(source)
     logits = about.logits(*arguments).numpy()
     exact = about.logits(*arguments, network=copy.deepcopy(about.network).double()).numpy()
+    if not np.isfinite(logits).all():
+        raise ParityRefused("the network's own logits are not finite numbers, so nothing can be proved of its decoding")
     scale = float(np.abs(logits).max())
     return Text(tokens, source, logits, MARGIN * max(max_error(logits, exact), EPSILON * scale))
 
 
+def _words(vocabulary: int, pad: int) -> Array:
+    """Every token but the padding."""
+    words = np.array([token for token in range(vocabulary) if token != pad])
+    if not words.size:
+        raise ParityRefused(f"a vocabulary of {vocabulary} has nothing but padding, so nothing can be proved of its decoding")
+    return words
+
+
 def _result(law: str, compared: Iterator[tuple[str, Array, Array]], text: Text) -> LawResult:
-    worst, problem = 0.0, None
+    worst, problem, count = 0.0, None, 0
     try:
         for what, actual, expected in compared:
+            count += 1
             error = max_error(actual, expected) if actual.shape == expected.shape else float("inf")
             error = float("inf") if np.isnan(actual).any() else error
             if error > text.allowed and problem is None:
@@ -153,7 +169,8 @@ def _result(law: str, compared: Iterator[tuple[str, Array, Array]], text: Text) 
             worst = max(worst, error)
     except EdgekitError as failure:
         worst, problem = float("inf"), str(failure)
-    return LawResult(law, worst, text.allowed, problem)
+    skipped = None if count or problem else f"a text of {text.tokens.shape[1]} tokens, all that fits, cannot show it"
+    return LawResult(law, worst, text.allowed, problem, skipped)
 
 
 # Each law yields (what, the graph's logits, PyTorch's logits).

@@ -71,9 +71,18 @@ def fuzz_cases(axes: Mapping[str, int], *, thorough: bool = False) -> list[dict[
 
 
 def fresh_inputs(
-    signature: GraphSignature, examples: Mapping[str, NDArray[Any]], sizes: Mapping[str, int], seed: int
+    signature: GraphSignature,
+    examples: Mapping[str, NDArray[Any]],
+    sizes: Mapping[str, int],
+    seed: int,
+    *,
+    beyond: bool = False,
 ) -> Arrays:
-    """New values like the examples': integers and booleans drawn from theirs, floats drawn and jittered."""
+    """New values like the examples': integers and booleans drawn from theirs, floats drawn and jittered.
+
+    An example of one value only (a mask of ones) would prove nothing of that input: `beyond` draws its neighbours too, which
+    the original may refuse.
+    """
     random = np.random.default_rng(seed)
     inputs: Arrays = {}
     for spec in signature.inputs:
@@ -87,7 +96,12 @@ def fresh_inputs(
             deviation = float(example.std()) or 1.0
             drawn = drawn + 0.5 * deviation * random.standard_normal(drawn.shape)
         elif example.size and drawn.size:
-            drawn = random.choice(example.ravel(), size=drawn.shape)
+            values = example.ravel()
+            if beyond and (values == values[0]).all():
+                values = (
+                    np.array([False, True]) if example.dtype.kind == "b" else values[0] + np.array([0, 1, 2], example.dtype)
+                )
+            drawn = random.choice(values, size=drawn.shape)
         inputs[spec.name] = np.array(drawn, dtype=spec.dtype, order="C")  # unlike ascontiguousarray, keeps a scalar a scalar
     return inputs
 
@@ -100,7 +114,7 @@ def torch_reference(graph: GraphSource, dtype: torch.dtype | None = None) -> Ref
         tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
         if dtype is not None:
             tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        outputs = {name: tensor.numpy() for name, tensor in graph.call(tensors, module).items()}
+        outputs = {name: tensor.detach().numpy() for name, tensor in graph.call(tensors, module).items()}
         return specified(graph.states, outputs)
 
     return run

@@ -21,6 +21,7 @@ from architectures.architecture import output_name
 from architectures.layers.reading import shift_to_front
 from architectures.layers.recurrent import PAD
 from architectures.seq2seq import AttentionSeq2Seq
+from runtime.errors import OptionError
 from runtime.signature import StateSpec
 
 from .exportable import MODEL, Generator, GraphSource
@@ -29,6 +30,7 @@ from .profiles import ONNXRUNTIME, using
 ENCODER, DECODER = "encoder", "decoder"
 # Sizes of the examples: all different, none 0 or 1, which the tracer takes for constants.
 _EXAMPLE = {"batch": 3, "time": 5, "past": 4, "capacity": 7, "source": 6}
+_LEAST_POSITIONS = 16
 _FIRST_WORD = 4  # tokens below are special
 
 Network = Any  # an nn.Module with encode, decode or initial_state, state_names and memory_names: see architectures/
@@ -90,6 +92,7 @@ class Decoder(Profiled):
 
 def encoder_only(network: Network, inputs: tuple[str, ...], task: str, profile: str) -> tuple[GraphSource, ...]:
     """BERT, or a recurrent classifier."""
+    _check_longest(network)
     names = ("logits", "next_sentence") if task == "masked-lm" else (output_name(task),)
     limits = {"tokens": _embedding(network).num_embeddings}
     if "segments" in inputs:
@@ -105,12 +108,24 @@ def encoder_only(network: Network, inputs: tuple[str, ...], task: str, profile: 
     return (GraphSource(Profiled(network, profile).eval(), draw(_EXAMPLE, 0), axes, names, MODEL, draw=draw),)
 
 
+def _check_longest(network: Network) -> None:
+    """Other sizes must fit, or nothing can be tried."""
+    longest = _longest(network)
+    if longest is not None and longest < _LEAST_POSITIONS:
+        raise OptionError(
+            f"max_positions is {longest}, and export tries texts of up to {_LEAST_POSITIONS} tokens at least; "
+            f"set max_positions={_LEAST_POSITIONS} or more"
+        )
+
+
 def language_model(network: Network, profile: str) -> tuple[tuple[GraphSource, ...], Generator]:
+    _check_longest(network)
     about = Generator(network, _embedding(network).num_embeddings, _pad(network), longest=_longest(network))
     return (_decoder(network, about, profile, {}),), about
 
 
 def encoder_decoder(network: Network, profile: str) -> tuple[tuple[GraphSource, ...], Generator]:
+    _check_longest(network)
     source_vocabulary = _embedding(network, source=True).num_embeddings
     vocabulary = _embedding(network).num_embeddings
     about = Generator(network, vocabulary, _pad(network), source_vocabulary=source_vocabulary, longest=_longest(network))
@@ -214,6 +229,7 @@ def _ragged(random: torch.Generator, batch: int, time: int, vocabulary: int, pad
     tokens = torch.randint(min(_FIRST_WORD, vocabulary - 1), vocabulary, (batch, time), generator=random)
     if pad < 0:
         return tokens
+    tokens = torch.where(tokens == pad, (tokens + 1) % vocabulary, tokens)
     padding = torch.randint(0, time, (batch, 1), generator=random)
     padding[0] = 0
     steps = torch.arange(time)

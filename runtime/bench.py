@@ -391,6 +391,11 @@ class BundleTarget:
         self.device = self._session.device
         self._signature = graph.signature
         self._past: int = request["past"]
+        longest = (bundle.manifest.generation or {}).get("longest")
+        if graph.signature.states and longest is not None and self._past >= longest:
+            raise OptionError(
+                f"--past {self._past} leaves no position for one more: this network has {longest}; take a shorter past"
+            )
         _, self._inputs, _ = next(golden for golden in bundle.goldens() if golden[0].graph == name)
         shapes = _shapes_text(graph.signature, self._inputs)
         self.inputs = f"{name}: one token after {self._past}" if graph.signature.states else shapes

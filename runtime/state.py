@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .errors import FeedError
 from .feeds import example_feeds
 from .session import Session
-from .signature import GraphSignature, StateSpec
+from .signature import GraphSignature, StateSpec, TensorSpec
 
 TOKENS, LOGITS = "tokens", "logits"
 
@@ -57,7 +57,7 @@ def step(
     """
     signature = session.signature
     bound = _memory_of(signature, state, memory or {})
-    takes = next(spec.shape[1] for spec in signature.inputs if spec.name == TOKENS)
+    takes = _spec(signature, TOKENS).shape[1]
     if isinstance(takes, int) and tokens.shape[1] != takes:
         if tokens.shape[1] % takes:
             raise FeedError(
@@ -66,6 +66,8 @@ def step(
         pieces = np.split(tokens, tokens.shape[1] // takes, axis=1)
         return _one_after_the_other(session, pieces, state, bound)
     if tokens.shape[0] > 1 and tokens.shape[1] > 1 and _has_past_in_place(signature, state):
+        if isinstance(_spec(signature, TOKENS).shape[0], int):  # rows cannot be taken apart: token by token, then
+            return _one_after_the_other(session, np.split(tokens, tokens.shape[1], axis=1), state, bound)
         return _row_by_row(session, tokens, state, bound)
     outputs = session.run({TOKENS: tokens, **state, **bound})
     return outputs[LOGITS], {item.input: outputs[item.output] for item in signature.states}
@@ -78,7 +80,9 @@ def reorder(signature: GraphSignature, state: Arrays, rows: Sequence[int] | NDAr
 
 def step_feeds(signature: GraphSignature, batch: int, past: int) -> Arrays:
     """Feeds for one more token after `past` ones, with plain values: what a decoder's step is timed on."""
-    sizes = {"batch": batch, "time": 1, "past": past, "capacity": past + 1, "source": max(1, past)}
+    time = _spec(signature, TOKENS).shape[1]
+    new = time if isinstance(time, int) else 1
+    sizes = {"batch": batch, "time": new, "past": past, "capacity": past + new, "source": max(1, past)}
     feeds = example_feeds(signature, {axis: sizes.get(axis, 1) for axis in signature.dynamic_axes})
     lengths = {state.filled for state in signature.states}
     for spec in signature.inputs:
@@ -86,10 +90,16 @@ def step_feeds(signature: GraphSignature, batch: int, past: int) -> Arrays:
         if spec.dtype == "bool":
             feeds[spec.name][...] = True
         elif state is not None and state.output in lengths:
-            feeds[spec.name][...] = min(past, _capacity(signature, feeds) - 1)
+            if (room := _capacity(signature, feeds)) < past + new:
+                raise FeedError(f"a cache of {room} has no room for {new} more after {past} tokens; take a shorter past")
+            feeds[spec.name][...] = past
         elif spec.name == TOKENS:
             feeds[spec.name][...] = 1  # not padding
     return feeds
+
+
+def _spec(signature: GraphSignature, name: str) -> TensorSpec:
+    return next(spec for spec in signature.inputs if spec.name == name)
 
 
 def _capacity(signature: GraphSignature, feeds: Arrays) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from architectures.catalog import find
+from architectures.catalog import CATALOG, find
+from architectures.run_directory import Run, is_run
 from runtime.bench import DEFAULT_PAST, BenchReport, Variant, bundle_variant
 from runtime.bundle import Bundle
 from runtime.errors import OptionError
@@ -41,6 +42,9 @@ def default_batches(paths: tuple[str, ...]) -> tuple[int, ...]:
 def torch_variant(bundle_path: str, versus: str, *, threads: int) -> Variant:
     """PyTorch: "torch" is the bundle's own architecture; anything else is a source as for export."""
     if versus != TORCH:
+        name = Run.open(versus).architecture if is_run(versus) else versus
+        if name in CATALOG and CATALOG[name].takes == ("tokens",):
+            raise OptionError(f"--vs times networks on images and columns, and {versus} takes text; compare bundles")
         return Variant(TORCH, "toolkit.torch_worker", {"source": versus, "threads": threads})
     manifest = Bundle.open(bundle_path).manifest
     source: Any = manifest.lineage[0]["source"]

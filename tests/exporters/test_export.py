@@ -245,3 +245,13 @@ def test_a_users_recurrent_layers_take_any_number_of_steps(name: str, tmp_path: 
     operators = report.bundle.manifest.requirements["operators"]
     assert {"RNN", "GRU", "LSTM"} & set(operators)
     assert not {"Loop", "Scan"} & set(operators)
+
+
+def test_an_example_of_one_value_only_is_varied_all_the_same(tmp_path: Path) -> None:
+    """A mask of ones would not show that the graph ignores it."""
+    with pytest.raises(ParityRefused, match="the graph disagrees with the original"):
+        export(user("constant_mask"), tmp_path / "x.bundle")
+
+
+def test_a_parameter_may_be_an_output(tmp_path: Path) -> None:
+    assert export(user("parameter_output"), tmp_path / "x.bundle").cases

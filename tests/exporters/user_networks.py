@@ -294,3 +294,29 @@ def named_axis():
 
 def labels_number():
     return nn.Linear(4, 3), (torch.randn(2, 4),), {"task": "classification", "labels": 3}
+
+
+class IgnoresMask(nn.Module):
+    """Reads its mask, but not while it is exported."""
+
+    def forward(self, x, mask):
+        seen = torch.ones_like(mask) if torch.compiler.is_exporting() else mask
+        return x * seen.float().unsqueeze(-1) + 0 * mask.float().unsqueeze(-1)
+
+
+def constant_mask():
+    examples = {"x": torch.randn(3, 4, 2), "mask": torch.ones(3, 4, dtype=torch.bool)}
+    return IgnoresMask(), examples, {"dynamic_axes": {"x": {0: "batch"}, "mask": {0: "batch"}}}
+
+
+class ReturnsParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x * self.scale, self.scale
+
+
+def parameter_output():
+    return ReturnsParameter(), torch.randn(3, 2), {"dynamic_axes": {"x": {0: "batch"}}}

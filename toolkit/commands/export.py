@@ -99,8 +99,10 @@ def _sizes(fixed: tuple[str, ...]) -> dict[str, int]:
     sizes = {}
     for text in fixed:
         name, _, size = text.partition("=")
-        if not name or not size.isdigit():
+        if not name or not (size.isascii() and size.isdecimal()):
             raise OptionError(f"--fix {text!r} is not understood; expected AXIS=SIZE, e.g. --fix batch=1")
+        if name in sizes:
+            raise OptionError(f"--fix {name} is given twice; give it once")
         sizes[name] = int(size)
     return sizes
 
@@ -120,7 +122,8 @@ def _show(report: ExportReport) -> None:
         sizes = "; ".join(str(case) for case in graph.cases)
         say(textwrap.fill(f"sizes tried: {sizes}", 80, subsequent_indent="  "))
     for law in report.laws:
-        say(f"law: {law.law}: error {law.error:.2e}, allowed {law.allowed:.2e}")
+        figures = f"not checked: {law.skipped}" if law.skipped else f"error {law.error:.2e}, allowed {law.allowed:.2e}"
+        say(f"law: {law.law}: {figures}")
     for text in report.refused_by_reference:
         note(f"not tried, the original itself fails at {text}")
     about = f"{report.profile} profile, " if report.laws else ""

@@ -17,7 +17,8 @@ $(VENV)/ready: pyproject.toml constraints.txt tests/third-party.txt
 
 # Trains LeNet on digits, exports it, finds out that int8 everywhere is slower, and keeps int8 where it pays.
 demo: $(VENV)/ready
-	$(BIN)/edgekit deploy lenet -o $(DEMO) --scheme int8-static --force
+	@# exit code 1 is an answer too: on this machine int8 pays nowhere, and the report says so
+	$(BIN)/edgekit deploy lenet -o $(DEMO) --scheme int8-static --force || [ $$? -eq 1 ]
 
 test: lint types unit
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from architectures.run_directory import tokenizer_file
 from runtime.bundle import Bundle, GoldenEntry, GraphEntry, Manifest, Tolerance, lineage_step, pack_golden, write_bundle
 from runtime.errors import ParityRefused, SourceError
 from runtime.session import Session
@@ -168,7 +169,7 @@ def write_proofs(
 ) -> Bundle:
     """The bundle of proved graphs with their goldens; `about` are further fields of the manifest."""
     files, weights = pack_graphs({proof.name: proof.model for proof in proofs}, folder=folder, external=external_data)
-    tokenizer_files = {name: f"tokenizer-{name}.json" for name in tokenizers or {}}
+    tokenizer_files = {name: tokenizer_file(name) for name in tokenizers or {}}
     files |= {tokenizer_files[name]: tokenizer.to_json().encode() for name, tokenizer in (tokenizers or {}).items()}
     entries = []
     for proof in proofs:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runtime.bundle import DECODER, ENCODER
 from runtime.errors import EdgekitError, ParityRefused
 from runtime.session import Session
 from runtime.state import TOKENS, initial_state, reorder, step
@@ -23,7 +24,6 @@ from runtime.verify import max_error
 from .exportable import Generator
 from .margin import token_margin
 from .parity import EPSILON, MARGIN
-from .text_graphs import DECODER, ENCODER
 
 _BATCH, _TIME, _SOURCE = 3, 7, 6
 _SPARE = 3  # slots a cache in place has beyond the text

@@ -21,13 +21,13 @@ from architectures.architecture import output_name
 from architectures.layers.reading import shift_to_front
 from architectures.layers.recurrent import PAD
 from architectures.seq2seq import AttentionSeq2Seq
+from runtime.bundle import DECODER, ENCODER
 from runtime.errors import OptionError
 from runtime.signature import StateSpec
 
 from .exportable import MODEL, Generator, GraphSource
 from .profiles import ONNXRUNTIME, using
 
-ENCODER, DECODER = "encoder", "decoder"
 # Sizes of the examples: all different, none 0 or 1, which the tracer takes for constants.
 _EXAMPLE = {"batch": 3, "time": 5, "past": 4, "capacity": 7, "source": 6}
 _LEAST_POSITIONS = 16

@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verb == "bench-worker":
-            from .bench import BundleTarget, serve
+            from .bench import serve
+            from .bench_bundle import BundleTarget
 
             serve(BundleTarget)
             return 0

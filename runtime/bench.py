@@ -22,18 +22,14 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from numpy.typing import NDArray
-
 from .bundle import Bundle
 from .errors import EdgekitError, OptionError
 from .machine import busy_share, describe_machine, peak_resident_bytes, resident_bytes
-from .signature import GraphSignature
 from .statistics import Estimate, estimate, percentiles, quantile
 
 _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4, 5.9 and 16 ms instead of 0.8
@@ -41,7 +37,6 @@ _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4,
 # three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
 # spinning off in onnxruntime the long tails went away too, but nothing further was tried.
 _SETTLE_SECONDS = 0.005
-DECODER = "decoder"  # the graph that is timed where there are several
 DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
 TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
 
@@ -373,53 +368,3 @@ class _Turns:
         started = time.perf_counter_ns()
         self._call()
         return time.perf_counter_ns() - started
-
-
-class BundleTarget:
-    """One graph of a bundle, on its golden inputs repeated to the batch size; of a decoder, one token after a past."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        from .session import Session
-
-        bundle = Bundle.open(request["path"])
-        name, graph = bundle.graph(request["graph"] or (None if len(bundle.manifest.graphs) == 1 else DECODER))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # the device is in the report
-            self._session = Session(
-                bundle.graph_path(name), graph.signature, device=request["device"], threads=request["threads"]
-            )
-        self.device = self._session.device
-        self._signature = graph.signature
-        self._past: int = request["past"]
-        longest = (bundle.manifest.generation or {}).get("longest")
-        if graph.signature.states and longest is not None and self._past >= longest:
-            raise OptionError(
-                f"--past {self._past} leaves no position for one more: this network has {longest}; take a shorter past"
-            )
-        _, self._inputs, _ = next(golden for golden in bundle.goldens() if golden[0].graph == name)
-        shapes = _shapes_text(graph.signature, self._inputs)
-        self.inputs = f"{name}: one token after {self._past}" if graph.signature.states else shapes
-
-    def prepare(self, batch: int | None) -> Callable[[], object]:
-        from .feeds import batch_of, natural_batch
-
-        size = natural_batch(self._signature) if batch is None else batch
-        if self._signature.states:
-            from .state import step_feeds
-
-            return self._session.bind(step_feeds(self._signature, size, self._past))
-        feeds = batch_of(self._signature, self._inputs, size)
-        self._session.run(feeds)  # checked once; the timed calls are the runtime's own path without the checks
-        return lambda: self._session.run_unchecked(feeds)
-
-
-def _shapes_text(signature: GraphSignature, inputs: Mapping[str, NDArray[Any]]) -> str:
-    """e.g. "pixels[batch, 1, 8, 8]"."""
-    from .feeds import batch_axis_of
-
-    batch = batch_axis_of(signature)
-    texts = []
-    for spec in signature.inputs:
-        sizes = zip(spec.shape, inputs[spec.name].shape, strict=True)
-        texts.append(f"{spec.name}[{', '.join('batch' if dim == batch else str(size) for dim, size in sizes)}]")
-    return ", ".join(texts)

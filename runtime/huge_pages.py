@@ -26,7 +26,13 @@ def in_huge_pages() -> Iterator[None]:
     """What is allocated within the block, and still there at its end, is moved to large pages where the system has them."""
     before = _regions()
     yield
-    for start, end in _regions() - before:
+    for start, end in _regions():
+        # The kernel joins neighbours into one region: what was there before is cut out again.
+        for known_start, known_end in sorted(before):
+            if known_end <= start or end <= known_start:
+                continue
+            _collapse(start, max(start, known_start))
+            start = max(start, known_end)
         _collapse(start, end)
 
 

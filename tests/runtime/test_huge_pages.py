@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
 import sys
 from pathlib import Path
@@ -21,17 +23,22 @@ def huge_bytes() -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
+def private_memory(size: int) -> tuple[mmap.mmap, int]:
+    """Memory of its own from the system, and its address."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its regions")
 def test_what_is_allocated_within_is_asked_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(huge_pages, "_collapse", lambda start, end: asked.append(end - start))
-    earlier = np.ones(8 << 20)  # 64 MB that were there before
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(huge_pages, "_collapse", lambda start, end: asked.append((start, end)))
+    size = 32 << 20
+    _earlier, before = private_memory(size)
     with in_huge_pages():
-        weights = np.ones(4 << 20)
-    if sys.platform == "linux":
-        assert any(size >= weights.nbytes for size in asked)
-        assert sum(asked) < earlier.nbytes
-    else:
-        assert not asked
+        _weights, within = private_memory(size)
+    assert any(start <= within and within + size <= end for start, end in asked)
+    assert not any(start < before + size and before < end for start, end in asked if end > start)
 
 
 @pytest.mark.skipif(not THP.exists() or "[never]" in THP.read_text(), reason="this system has no large pages")

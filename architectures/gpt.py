@@ -19,7 +19,7 @@ from .layers.blocks import BlockSizes, SelfAttentionBlock, TokenHead, cache_name
 from .layers.dropout import Dropout
 from .layers.feedforward import ACTIVATIONS
 from .layers.positions import LearnedPositions
-from .layers.reading import read
+from .layers.reading import choose, read
 from .sequences import check_attention, check_choice, check_longest, check_sizes, token_spec
 
 
@@ -93,7 +93,7 @@ class GPT(nn.Module):
         for index, layer in enumerate(self.layers):
             x, keys, values = layer(x, reading.visible, *state[1 + 2 * index : 3 + 2 * index])
             new_state += [keys, values]
-        return self.output(reading.restore(self.norm(x)), self.embedding.weight), *new_state
+        return self.output(choose(reading.restore(self.norm(x))), self.embedding.weight), *new_state
 
 
 def _adapt(config: GPTConfig, data: DataFacts) -> GPTConfig:

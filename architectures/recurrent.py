@@ -18,6 +18,7 @@ from runtime.errors import OptionError
 from runtime.signature import TensorSpec
 
 from .architecture import Architecture, DataFacts
+from .layers.reading import choose
 from .layers.recurrent import Recurrent, State, lengths_of
 
 
@@ -67,7 +68,7 @@ class RecurrentLanguageModel(nn.Module):
         """
         embedded = self.dropout(self.embedding(tokens))  # (batch, time, embedding)
         h, state = self.recurrent(embedded, state or self.initial_state(tokens.shape[0]), lengths)  # (batch, time, hidden)
-        h = self.dropout(h)
+        h = choose(self.dropout(h))
         logits = self.output(h, self.embedding.weight) if self.tied else self.output(h)
         return logits, *state
 

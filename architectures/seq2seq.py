@@ -31,6 +31,7 @@ from runtime.signature import TensorSpec
 
 from .architecture import Architecture, DataFacts
 from .layers.attention import AdditiveAttention
+from .layers.reading import choose
 from .layers.recurrent import CELLS, STEPS, Recurrent, State, lengths_of, real_positions, state_parts
 from .recurrent import check_recurrent_config, top_state
 
@@ -129,7 +130,7 @@ class Seq2Seq(nn.Module):
         embedded = self.dropout(self.embedding(tokens))  # (batch, time, embedding)
         repeated = context.unsqueeze(1).expand(-1, tokens.shape[1], -1)  # (batch, time, width)
         h, state = self.decoder(torch.cat([embedded, repeated], dim=-1), state, lengths)  # (batch, time, hidden)
-        return self.output(self.dropout(h)), state
+        return self.output(choose(self.dropout(h))), state
 
     def forward(self, source: Tensor, tokens: Tensor) -> Tensor:
         logits, _ = self.decode(tokens, *self.encode(source))

@@ -24,7 +24,7 @@ from .layers.blocks import NORMS, BlockSizes, CrossAttentionBlock, SelfAttention
 from .layers.dropout import Dropout
 from .layers.feedforward import ACTIVATIONS
 from .layers.positions import POSITIONS, LearnedPositions, SinusoidalPositions, positions_of
-from .layers.reading import read
+from .layers.reading import choose, read
 from .sequences import check_attention, check_choice, check_longest, check_sizes, token_spec
 
 
@@ -157,7 +157,7 @@ class Transformer(nn.Module):
             of_layer = slice(1 + 2 * index, 3 + 2 * index)
             x, keys, values = layer(x, reading.visible, *state[of_layer], source_visible, *memory[of_layer])
             new_state += [keys, values]
-        return self.output(reading.restore(self.decoder_norm(x)), embedding), tuple(new_state)
+        return self.output(choose(reading.restore(self.decoder_norm(x))), embedding), tuple(new_state)
 
     def forward(self, source: Tensor, tokens: Tensor) -> Tensor:
         """Logits (batch, time, target_vocabulary) for the token after each of `tokens`, which start with <bos>."""

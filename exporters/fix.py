@@ -33,6 +33,8 @@ def fix_sizes(network: Exportable, sizes: Mapping[str, int]) -> Exportable:
             f"--fix batch={sizes['batch']} with --fix time={sizes['time']}: onnxruntime's kernel continues several rows by one "
             "token only; fix time=1, or use --profile portable"
         )
+    if "time" in sizes and "kept" in known:  # as many logits as tokens, unless fewer were asked for
+        sizes = {"kept": sizes["time"], **sizes}
     return replace(network, graphs=tuple(_fixed(graph, sizes) for graph in network.graphs))
 
 

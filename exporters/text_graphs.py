@@ -1,12 +1,13 @@
 """Networks on tokens as graphs.
 
 BERT and text classifiers    one graph, "model":  tokens [, segments] → logits …
-language models              one graph, "decoder":  tokens, past.* → logits, present.*; serves whole prompts and single steps
+language models              one graph, "decoder":  tokens, wanted, past.* → logits, present.*; serves whole prompts and single steps
 encoder–decoders             "encoder":  source → memory.* [, past.*], and
-                             "decoder":  tokens, memory.*, past.* → logits, present.*
+                             "decoder":  tokens, wanted, memory.*, past.* → logits, present.*
 
 An output of the encoder with the name of a decoder's input is the value of that input: at every step (memory), or before the
-first one (past).
+first one (past). `wanted` are the positions of the tokens whose logits are computed: of a long prompt only the last one's are
+needed. A decoder that takes one token at a time has no such input.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from architectures.architecture import output_name
-from architectures.layers.reading import shift_to_front
+from architectures.layers.reading import choose, shift_to_front
 from architectures.layers.recurrent import PAD
 from architectures.seq2seq import AttentionSeq2Seq
 from runtime.bundle import DECODER, ENCODER
 from runtime.errors import OptionError
 from runtime.signature import StateSpec
+from runtime.state import WANTED
 
 from .exportable import MODEL, Generator, GraphSource
 from .profiles import ONNXRUNTIME, using
 
 # Sizes of the examples: all different, none 0 or 1, which the tracer takes for constants.
-_EXAMPLE = {"batch": 3, "time": 5, "past": 4, "capacity": 7, "source": 6}
+_EXAMPLE = {"batch": 3, "time": 5, "kept": 2, "past": 4, "capacity": 7, "source": 6}
 _LEAST_POSITIONS = 16
 _FIRST_WORD = 4  # tokens below are special
 
@@ -60,23 +62,28 @@ class Encoder(Profiled):
 
 
 class Decoder(Profiled):
-    """tokens, memory, state → logits, new state. Padding, at either end of a row, changes no state."""
+    """tokens, wanted, memory, state → logits, new state. Padding, at either end of a row, changes no state."""
 
     def __init__(self, network: Network, profile: str, *, memories: int) -> None:
         super().__init__(network, profile)
         self.memories = memories
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        tokens, memory, state = inputs[0], inputs[1 : 1 + self.memories], inputs[1 + self.memories :]
+        tokens, others = inputs[0], inputs[1:]
+        wanted = tokens  # never read by a network that takes one token
+        if not _takes_one_token(self.network):
+            wanted, others = others[0], others[1:]
+        memory, state = others[: self.memories], others[self.memories :]
         with using(self.profile):
             if not _is_recurrent(self.network):
-                return self._run(tokens, memory, state)
+                with choose.replaced_by(lambda x: x.index_select(1, wanted)):
+                    return self._run(tokens, memory, state)
             shifted, lengths, restore = shift_to_front(tokens, PAD)
             if _takes_one_token(self.network):  # nothing to be shifted
                 logits, *after = self._run(tokens, memory, state)
             else:
-                logits, *after = self._run(shifted, memory, state, lengths=lengths.clamp(min=1))
-                logits = restore(logits)
+                with choose.replaced_by(lambda x: restore(x).index_select(1, wanted)):
+                    logits, *after = self._run(shifted, memory, state, lengths=lengths.clamp(min=1))
             real = (lengths > 0).view(1, -1, 1)  # states are (layers, batch, hidden)
             return logits, *(torch.where(real, new, old) for new, old in zip(after, state, strict=True))
 
@@ -156,9 +163,10 @@ def _decoder(network: Network, about: Generator, profile: str, memory: Tensors) 
         random = torch.Generator().manual_seed(seed)
         batch, time = sizes["batch"], 1 if one_token else sizes["time"]
         tokens = _ragged(random, batch, time, about.vocabulary, about.pad, left=bool(seed % 2))
-        return {"tokens": tokens} | _draw(random, {**sizes, "time": time}, tensors)
+        wanted = {} if one_token else {WANTED: torch.randint(0, time, (sizes["kept"],), generator=random)}
+        return {"tokens": tokens} | wanted | _draw(random, {**sizes, "time": time}, tensors)
 
-    axes = {"tokens": {0: "batch"} if one_token else {0: "batch", 1: "time"}}
+    axes = {"tokens": {0: "batch"}} if one_token else {"tokens": {0: "batch", 1: "time"}, WANTED: {0: "kept"}}
     for name, (dims, _) in tensors.items():
         axes[name] = {axis: dim for axis, dim in enumerate(dims) if isinstance(dim, str)}
     module = Decoder(network, profile, memories=len(memory)).eval()

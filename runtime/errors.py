@@ -7,6 +7,7 @@
     │   ├── AlteredFile       a file whose bytes are not the ones the manifest lists
     │   └── NewerFormat       a bundle written by a newer Edgekit
     ├── FeedError             inputs that do not fit a graph's signature
+    ├── GenerationError       a generation that cannot start or go on: no room, or no token that is allowed
     ├── DeviceError           a device that was asked for and cannot be used
     ├── DataError             a data file that cannot be read as asked
     ├── SourceError           something that cannot be exported
@@ -58,6 +59,10 @@ class NewerFormat(BundleError):
 
 
 class FeedError(EdgekitError):
+    pass
+
+
+class GenerationError(EdgekitError):
     pass
 
 

@@ -18,7 +18,7 @@ from .feeds import example_feeds
 from .session import Session
 from .signature import GraphSignature, StateSpec, TensorSpec
 
-TOKENS, LOGITS = "tokens", "logits"
+TOKENS, WANTED, LOGITS = "tokens", "wanted", "logits"  # `wanted`: the positions whose logits are computed
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -69,6 +69,8 @@ def step(
         if isinstance(_spec(signature, TOKENS).shape[0], int):  # rows cannot be taken apart: token by token, then
             return _one_after_the_other(session, np.split(tokens, tokens.shape[1], axis=1), state, bound)
         return _row_by_row(session, tokens, state, bound)
+    if WANTED in {spec.name for spec in signature.inputs}:
+        bound = {WANTED: np.arange(tokens.shape[1]), **bound}
     outputs = session.run({TOKENS: tokens, **state, **bound})
     return outputs[LOGITS], {item.input: outputs[item.output] for item in signature.states}
 
@@ -82,7 +84,7 @@ def step_feeds(signature: GraphSignature, batch: int, past: int) -> Arrays:
     """Feeds for one more token after `past` ones, with plain values: what a decoder's step is timed on."""
     time = _spec(signature, TOKENS).shape[1]
     new = time if isinstance(time, int) else 1
-    sizes = {"batch": batch, "time": new, "past": past, "capacity": past + new, "source": max(1, past)}
+    sizes = {"batch": batch, "time": new, "kept": 1, "past": past, "capacity": past + new, "source": max(1, past)}
     feeds = example_feeds(signature, {axis: sizes.get(axis, 1) for axis in signature.dynamic_axes})
     lengths = {state.filled for state in signature.states}
     for spec in signature.inputs:
@@ -95,6 +97,8 @@ def step_feeds(signature: GraphSignature, batch: int, past: int) -> Arrays:
             feeds[spec.name][...] = past
         elif spec.name == TOKENS:
             feeds[spec.name][...] = 1  # not padding
+        elif spec.name == WANTED:
+            feeds[spec.name][...] = new - 1
     return feeds
 
 
@@ -126,7 +130,7 @@ def _cut(cache: NDArray[Any], filled: NDArray[Any], state: StateSpec) -> NDArray
 
 
 def _memory_of(signature: GraphSignature, state: Arrays, memory: Mapping[str, NDArray[Any]]) -> Arrays:
-    wanted = [spec.name for spec in signature.inputs if spec.name != TOKENS and spec.name not in state]
+    wanted = [spec.name for spec in signature.inputs if spec.name not in (TOKENS, WANTED) and spec.name not in state]
     if missing := [name for name in wanted if name not in memory]:
         raise FeedError(
             f"the decoder needs {missing[0]!r}, which the encoder gives; run the encoder first and pass its outputs"

@@ -38,6 +38,12 @@ def read(tokens: Tensor, pad: int, record: Tensor) -> Reading:
     return Reading(tokens, positions_of(real, time), see_earlier(real, time), real)
 
 
+@swappable
+def choose(x: Tensor) -> Tensor:
+    """The positions of x (batch, time, width) whose logits are wanted: all of them. Every decoder calls this before its head."""
+    return x
+
+
 def shift_to_front(tokens: Tensor, pad: int) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
     """Each row of tokens (batch, time) rolled so that its real tokens come first, how many they are (batch,), and the way back.
 

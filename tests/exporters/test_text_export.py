@@ -53,8 +53,9 @@ def test_a_portable_language_model_has_standard_operators_and_a_cache_that_grows
     report = export(find_source("gpt", TINY_GPT, profile="portable"), tmp_path / "x.bundle", thorough=True)
     assert {law.law for law in report.laws} == LAWS
     signature = report.bundle.manifest.graphs["decoder"].signature
-    assert [str(spec) for spec in signature.inputs[:3]] == [
+    assert [str(spec) for spec in signature.inputs[:4]] == [
         "tokens: int64[batch, time]",
+        "wanted: int64[kept]",
         "past.real: bool[batch, past]",
         "past.0.key: float32[batch, 2, past, 8]",
     ]

@@ -1,0 +1,1 @@
+"""Decoding: from a prompt and options to generated texts."""

@@ -85,6 +85,15 @@ def peak_resident_bytes() -> int:
     return int(usage if sys.platform == "darwin" else usage * 1024)
 
 
+def available_memory() -> int | None:
+    """Bytes that this process can still get: of the machine, or of its cgroup; None where it cannot be told."""
+    found = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable")]
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdigit():
+        found.append(max(0, int(limit[0]) - int(used[0])))
+    return min(found, default=None)
+
+
 def _status_bytes(key: str) -> int:
     for line in _lines("/proc/self/status"):
         if line.startswith(key + ":"):

@@ -80,6 +80,21 @@ class Session:
             raise FeedError(f"onnxruntime could not run the graph on these inputs: {_first_line(error)}") from error
         return dict(zip(self._outputs, values, strict=True))
 
+    def binding(self) -> Any:
+        """An empty IO binding, for a caller that keeps its own memory (decoding); see `run_bound`."""
+        return self._session.io_binding()
+
+    def run_bound(self, binding: Any) -> None:
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise FeedError(f"onnxruntime could not run the graph on these inputs: {_first_line(error)}") from error
+
+    @property
+    def device_kind(self) -> str:
+        """Where outputs live, as onnxruntime names it."""
+        return "cuda" if self.device in ("cuda", "tensorrt") else "cpu"
+
     def bind(self, feeds: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
         """A call that runs the graph on `feeds` again and again, without a copy of anything.
 

@@ -1,0 +1,143 @@
+"""Numbers of a decoding step: log-probabilities and the likeliest tokens, in as few passes over the vocabulary as can be.
+
+    log_softmax(x) = (x − max x) − log Σ exp(x − max x)
+
+A row's result has the same bits alone and in any batch: nothing is added up across rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_CACHED = 1 << 17  # elements (512 KiB) that stay in a core's second cache, of the logits and of the scratch beside them
+_MEMBERS = 32  # tokens of a block when the likeliest are searched: fewer make more maxima, more make more to look through
+_SMALLEST_IN_BLOCKS = _MEMBERS * (_MEMBERS - 1)  # below, the last members would be missing from all blocks
+_BELOW_SIGN = np.int32(0x7FFFFFFF)
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Turns (rows, vocabulary) into log-probabilities in place, and returns it."""
+    for block, scratch in _blocks(logits):
+        np.subtract(block, _largest(block), out=block)
+        block -= _log_sum_exp(block, scratch)
+    return logits
+
+
+def log_sum_exp(logits: Floats) -> Floats:
+    """log Σ exp over the vocabulary: (rows, vocabulary) → (rows,). A logit minus this is its log-probability."""
+    sums = np.empty((len(logits), 1), np.float32)
+    start = 0
+    for block, scratch in _blocks(logits):
+        largest = _largest(block)
+        np.subtract(block, largest, out=scratch)
+        sums[start : start + len(block)] = largest + _log_sum_exp(scratch, scratch)
+        start += len(block)
+    return sums[:, 0]
+
+
+def chosen_logprobs(logits: Floats, ids: NDArray[np.integer]) -> Floats:
+    """The log-probability of one token in each row, without those of all others: (rows, vocabulary), (rows,) → (rows,)."""
+    chosen: Floats = logits[np.arange(len(logits)), ids] - log_sum_exp(logits)
+    return chosen
+
+
+def top(scores: Floats, k: int) -> tuple[Floats, Ids]:
+    """The k largest of each row and their ids, largest first, of equals the smaller id first: (rows, k) each.
+
+    A vocabulary smaller than k gives as many as it has.
+    """
+    rows, vocabulary = scores.shape
+    k = min(k, vocabulary)
+    if k == 1:
+        best = scores.argmax(axis=1)
+        return scores[np.arange(rows), best][:, None], best[:, None]
+    width = -(-vocabulary // _MEMBERS)
+    if vocabulary >= _SMALLEST_IN_BLOCKS and 4 * k <= width:
+        return _top_through_blocks(scores, k, width)
+    return _from_keys(_largest_keys(_keys(scores, np.arange(vocabulary)), k))
+
+
+def _blocks(logits: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Some rows at a time with a scratch of their shape, so that all passes but the first find them in the cache."""
+    rows, vocabulary = logits.shape
+    count = max(1, min(rows, _CACHED // vocabulary))
+    scratch = np.empty((count, vocabulary), np.float32)
+    for start in range(0, rows, count):
+        block = logits[start : start + count]
+        yield block, scratch[: len(block)]
+
+
+def _largest(block: Floats) -> Floats:
+    """(rows, 1). Through arg-max, which numpy does faster than max."""
+    largest: Floats = block[np.arange(len(block)), block.argmax(axis=1)][:, None]
+    return largest
+
+
+def _log_sum_exp(shifted: Floats, scratch: Floats) -> Floats:
+    """(rows, 1), of rows whose largest is 0."""
+    np.exp(shifted, out=scratch)
+    sums = np.einsum("ij->i", scratch)  # twice as fast as sum(); never starts threads, as a product with ones would
+    logs: Floats = np.log(sums, out=sums)[:, None]
+    return logs
+
+
+def _top_through_blocks(scores: Floats, k: int, width: int) -> tuple[Floats, Ids]:
+    """`top` of a large vocabulary, by looking only into the k blocks with the largest maxima.
+
+    Each of those k blocks has a token as large as the smallest of their maxima, `least`. So what is larger than `least` and
+    outside of them is not among the k largest; only of the tokens that equal `least` some may lie outside and come first.
+
+    Block b has the tokens b, b + width, b + 2 width …: the maxima of all blocks are then a few element-wise maxima of long
+    contiguous runs, ten times as fast as a reduction of many short ones.
+    """
+    rows, vocabulary = scores.shape
+    full = vocabulary // width
+    maxima = np.maximum.reduce(scores[:, : full * width].reshape(rows, full, width), axis=1)
+    rest = scores[:, full * width :]
+    np.maximum(maxima[:, : rest.shape[1]], rest, out=maxima[:, : rest.shape[1]])
+
+    blocks = np.argpartition(maxima, width - k, axis=1)[:, width - k :]
+    row = np.arange(rows)[:, None]
+    least = maxima[row, blocks[:, :1]]
+    ids = (blocks[:, :, None] + np.arange(0, vocabulary, width)).reshape(rows, -1)
+    values = scores[row, np.minimum(ids, vocabulary - 1)]
+    values[ids >= vocabulary] = -np.inf  # blocks that lack a last member; its id is beyond all others, so it is never taken
+    best, best_ids = _from_keys(_largest_keys(_keys(values, ids), k))
+    for tied in np.flatnonzero(np.count_nonzero(maxima >= least, axis=1) > k):
+        equal = best[tied] == least[tied]
+        best_ids[tied, equal] = np.flatnonzero(scores[tied] == least[tied])[: np.count_nonzero(equal)]
+    return best, best_ids
+
+
+def _keys(values: Floats, ids: Ids) -> Ids:
+    """One number for a value and its id, larger for a larger value and for the smaller id: integers sort fast, without ties.
+
+    The bits of floats, read as integers, are in the order of the floats once those below their sign are turned round in
+    negative ones.
+    """
+    bits = (values + np.float32(0)).view(np.int32)  # adding 0 makes -0 equal 0
+    keys = (bits ^ ((bits >> 31) & _BELOW_SIGN)).astype(np.int64)
+    keys <<= 32
+    keys -= ids
+    return keys
+
+
+def _largest_keys(keys: Ids, k: int) -> Ids:
+    """The k largest of each row, largest first. Reorders `keys`."""
+    if k < keys.shape[1]:
+        keys.partition(keys.shape[1] - k, axis=1)
+        keys = keys[:, -k:]
+    keys.sort(axis=1)
+    return keys[:, ::-1]
+
+
+def _from_keys(keys: Ids) -> tuple[Floats, Ids]:
+    ids = -keys & 0xFFFFFFFF
+    bits = ((keys + ids) >> 32).astype(np.int32)
+    return (bits ^ ((bits >> 31) & _BELOW_SIGN)).view(np.float32), ids

@@ -1,0 +1,311 @@
+"""Rows: sequences that are decoded together, with their state.
+
+Caches in place lie in one block of memory, (caches, rows, heads, capacity, head), so that copying rows is one operation; other
+states (hidden ones, caches that grow) are what the last call gave. Beam search reorders rows at every step, and beams descend
+from common ancestors: `select` copies only the slots in which a row differs from the one it goes on from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from ..signature import StateSpec
+from ..state import LOGITS, TOKENS, WANTED
+from .decoder import Decoder, source_axis
+
+Array = NDArray[Any]
+_calls = itertools.count(1)  # numbers the calls of a process: what two rows got from the same call is the same
+_ROW_BITS = 16
+
+
+class Rows:
+    """At most `room` rows of at most `capacity` tokens; `count` of them are in use, each `lengths[row]` tokens long."""
+
+    def __init__(self, decoder: Decoder, *, room: int, capacity: int) -> None:
+        self.decoder = decoder
+        self.count = 0
+        self.capacity = decoder.fixed_capacity or capacity
+        self._allocate(room)
+        self._carried: dict[str, Any] = {}
+        self._memory: dict[str, Array] = {}  # of every source
+        self._sources: list[int] = []  # row → its place in the memory
+        self._bound_memory: dict[str, Any] = {}
+        self._binding: Any = None  # of single steps, kept while nothing it binds moves
+
+    def _allocate(self, room: int) -> None:
+        decoder = self.decoder
+        self.room = room
+        self.lengths = np.zeros(room, np.int32)
+        self._history = np.zeros((room, self.capacity), np.int64)  # which call and row wrote each slot
+        self._caches = _caches_for(decoder, room, self.capacity)
+        self._tokens = np.zeros((room, 1), np.int64)
+        self._logits = np.empty((room, 1, decoder.vocabulary), np.float32)
+        self._binding = None
+
+    # Starting
+
+    def start(self, count: int, memory: Mapping[str, Array] | None = None) -> None:
+        """Begin with `count` empty rows; `memory` is what the encoder gave for them."""
+        assert self.count == 0
+        self.count = count
+        for state in self.decoder.carried:
+            spec = self.decoder.spec(state.input)
+            if memory and state.input in memory:
+                array = np.ascontiguousarray(memory[state.input])
+            else:
+                shape = [dim if isinstance(dim, int) else 0 for dim in spec.shape]
+                shape[state.batch_axis] = count
+                array = np.full(shape, state.initial, spec.dtype)
+            self._carried[state.input] = _value(array)
+        self._memory = {spec.name: memory[spec.name] for spec in self.decoder.memory} if memory else {}
+        self._sources = list(range(count))
+        self._bind_memory()
+
+    def join(self, other: Rows) -> None:
+        """Take over the rows of `other` behind one's own."""
+        if not self.count:
+            self._carried, self._memory = dict(other._carried), dict(other._memory)
+            self._sources = list(other._sources)
+        else:
+            for state in self.decoder.carried:
+                ours, theirs = _numpy(self._carried[state.input]), _numpy(other._carried[state.input])
+                self._carried[state.input] = _value(_side_by_side(ours, theirs, state))
+            first = next((len(array) for array in self._memory.values()), 0)
+            for spec in self.decoder.memory:
+                axis = source_axis(spec)
+                ours, theirs = self._memory[spec.name], other._memory[spec.name]
+                if axis is not None:
+                    longest = max(ours.shape[axis], theirs.shape[axis])
+                    ours, theirs = _padded(ours, axis, longest), _padded(theirs, axis, longest)
+                self._memory[spec.name] = np.concatenate((ours, theirs))
+            self._sources += [first + source for source in other._sources]
+        start, end = self.count, self.count + other.count
+        used = int(other.lengths[: other.count].max(initial=0))
+        self.lengths[start:end] = other.lengths[: other.count]
+        self._history[start:end, :used] = other._history[: other.count, :used]
+        self._caches.take(other._caches, start, end, used)
+        self.count = end
+        self._bind_memory()
+
+    def reserve(self, room: int, capacity: int) -> None:
+        """Have space for so many rows and tokens; what is there is kept."""
+        if room <= self.room and capacity <= self.capacity:
+            return
+        before = self.room, self.lengths, self._history, self._caches
+        self.capacity = max(capacity, self.capacity)
+        self._allocate(max(room, before[0]))
+        used = int(before[1][: self.count].max(initial=0))
+        self.lengths[: self.count] = before[1][: self.count]
+        self._history[: self.count, :used] = before[2][: self.count, :used]
+        self._caches.take(before[3], 0, self.count, used)
+
+    # Going on
+
+    def advance(self, tokens: Array, wanted: Sequence[int] | None = None) -> Array:
+        """Feed tokens (rows, time); logits (rows, kept, vocabulary) of the wanted positions, or of the last one.
+
+        The logits are valid, and may be written to, until the next call.
+        """
+        time = tokens.shape[1]
+        pieces = self._pieces(time)
+        if pieces is None:
+            return self._call(tokens, wanted or (time - 1,))
+        kept = [position % time for position in (wanted or (time - 1,))]
+        logits = []
+        for start, end in pieces:
+            inside = [position - start for position in kept if start <= position < end]
+            part = self._call(tokens[:, start:end], inside or [0])
+            if inside:
+                logits.append(part.copy())
+        return np.concatenate(logits, axis=1)
+
+    def _pieces(self, time: int) -> list[tuple[int, int]] | None:
+        """How tokens must be cut: a graph may take one at a time, and long prompts go in pieces."""
+        size = self.decoder.at_once or (PIECE if self.count == 1 else time)
+        if time <= size:
+            return None
+        return [(start, min(start + size, time)) for start in range(0, time, size)]
+
+    def _call(self, tokens: Array, wanted: Sequence[int]) -> Array:
+        if self.decoder.one_row and self.count > 1:
+            raise AssertionError("rows of a graph that takes one are decoded one after the other")
+        time = tokens.shape[1]
+        end = int(self.lengths[: self.count].max()) + time
+        assert end <= self.capacity, f"{end} tokens in rows of {self.capacity}"
+        session = self.decoder.session_for(self.count * time)
+        if time == 1:
+            self._tokens[: self.count] = tokens
+            if self._binding is None or self._binding[0] is not session:
+                self._binding = (session, *self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]))
+            _, binding, outputs = self._binding
+            logits = self._logits[: self.count]
+        else:
+            logits = np.empty((self.count, len(wanted), self.decoder.vocabulary), np.float32)
+            binding, outputs = self._bind(session, np.ascontiguousarray(tokens), wanted, logits)
+        for state in self.decoder.carried:
+            binding.bind_ortvalue_input(state.input, self._carried[state.input])
+            binding.bind_output(state.output, session.device_kind)  # anew: what the last call gave must not be written over
+        session.run_bound(binding)
+        self._after(binding, outputs, time)
+        return logits
+
+    def _bind(self, session: Any, tokens: Array, wanted: Sequence[int], logits: Array) -> tuple[Any, list[str]]:
+        """A binding of everything but the carried states, and the names of its outputs in order."""
+        decoder = self.decoder
+        binding = session.binding()
+        inputs = {TOKENS: _value(tokens), **self._bound_memory}
+        if decoder.takes_wanted:
+            inputs[WANTED] = _value(np.asarray(wanted, np.int64))
+        caches = self._caches.bound(self.count)
+        inputs |= caches
+        outputs: dict[str, Any] = {LOGITS: _value(logits)}
+        if decoder.length is not None:
+            inputs[decoder.length.input] = _value(self.lengths[: self.count])
+            outputs[decoder.length.output] = _value(np.empty(self.count, np.int32))
+        outputs |= {state.output: caches[state.input] for state in decoder.in_place}
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        return binding, [*outputs, *(state.output for state in decoder.carried)]
+
+    def _after(self, binding: Any, outputs: list[str], time: int) -> None:
+        if self.decoder.carried:
+            values = dict(zip(outputs, binding.get_outputs(), strict=True))
+            self._carried = {state.input: values[state.output] for state in self.decoder.carried}
+        number = next(_calls) << _ROW_BITS
+        for row in range(self.count):
+            length = self.lengths[row]
+            self._history[row, length : length + time] = number + row
+        self.lengths[: self.count] += time
+
+    # Choosing rows
+
+    def select(self, parents: Sequence[int]) -> None:
+        """Row i goes on from what was row parents[i]; there may be more or fewer rows than before."""
+        count = len(parents)
+        if count == self.count and all(parent == row for row, parent in enumerate(parents)):
+            return
+        self.reserve(count, self.capacity)
+        changed = [row for row, parent in enumerate(parents) if parent != row]
+        if changed and count:
+            self._copy(changed, [parents[row] for row in changed])
+        for state in self.decoder.carried:
+            taken = np.take(_numpy(self._carried[state.input]), parents, axis=state.batch_axis)
+            self._carried[state.input] = _value(np.ascontiguousarray(taken))
+        sources = [self._sources[parent] for parent in parents]
+        if count != self.count:
+            self._binding = None
+        self.count = count
+        if sources != self._sources:
+            self._sources = sources
+            self._bind_memory()
+
+    def _copy(self, targets: list[int], parents: list[int]) -> None:
+        end = int(self.lengths[parents].max())
+        differs = (self._history[targets, :end] != self._history[parents, :end]).any(axis=0)
+        start = int(differs.argmax()) if differs.any() else end
+        if start < end:
+            self._caches.copy(targets, parents, start, end)
+            self._history[targets, start:end] = self._history[parents, start:end]
+        self.lengths[targets] = self.lengths[parents]
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens of the only row."""
+        assert self.count == 1
+        assert self.decoder.can_rewind
+        for state in self.decoder.carried:
+            assert state.length_axis is not None
+            array = _numpy(self._carried[state.input])
+            kept = np.take(array, np.arange(length), axis=state.length_axis)
+            self._carried[state.input] = _value(np.ascontiguousarray(kept))
+        self.lengths[0] = length
+
+    def _bind_memory(self) -> None:
+        """The memory of every row, side by side, as the graph takes it."""
+        self._binding = None
+        rows = self._sources
+        self._bound_memory = {
+            name: _value(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
+            for name, array in self._memory.items()
+        }
+
+
+PIECE = 512  # tokens of a long prompt in one call
+
+
+def _value(array: Array) -> Any:
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _numpy(value: Any) -> Array:
+    array: Array = value.numpy()
+    return array
+
+
+def _padded(array: Array, axis: int, length: int, *, front: bool = False) -> Array:
+    missing = length - array.shape[axis]
+    if not missing:
+        return array
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (missing, 0) if front else (0, missing)
+    return np.pad(array, widths)
+
+
+def _side_by_side(ours: Array, theirs: Array, state: StateSpec) -> Array:
+    """Rows of both; of a cache that grows the shorter gets padding in front, which its record hides."""
+    if state.length_axis is not None:
+        longest = max(ours.shape[state.length_axis], theirs.shape[state.length_axis])
+        ours, theirs = (_padded(array, state.length_axis, longest, front=True) for array in (ours, theirs))
+    return np.concatenate((ours, theirs), axis=state.batch_axis)
+
+
+# Caches in place, on the host or on a device.
+
+
+class HostCaches:
+    """In one block for every shape there is: (caches, rows, …, capacity, …)."""
+
+    def __init__(self, decoder: Decoder, room: int, capacity: int) -> None:
+        self.blocks: list[tuple[Array, list[StateSpec]]] = []
+        groups: dict[Any, list[StateSpec]] = {}
+        for state in decoder.in_place:
+            spec = decoder.spec(state.input)
+            sizes = tuple(
+                room if axis == state.batch_axis else capacity if axis == state.length_axis else dim
+                for axis, dim in enumerate(spec.shape)
+            )
+            groups.setdefault((sizes, spec.dtype, state.batch_axis, state.length_axis), []).append(state)
+        for (sizes, dtype, batch_axis, _), states in groups.items():
+            assert batch_axis == 0, "a cache in place has its rows first"
+            self.blocks.append((np.zeros((len(states), *sizes), dtype), states))
+
+    def bound(self, count: int) -> dict[str, Any]:
+        return {state.input: _value(block[at, :count]) for block, states in self.blocks for at, state in enumerate(states)}
+
+    def copy(self, targets: list[int], parents: list[int], start: int, end: int) -> None:
+        for block, states in self.blocks:
+            slots = _slots(states[0], start, end)
+            block[(slice(None), targets, *slots)] = block[(slice(None), parents, *slots)]
+
+    def take(self, other: HostCaches, start: int, end: int, used: int) -> None:
+        """The first rows of `other` as rows start … end."""
+        for (block, states), (theirs, _) in zip(self.blocks, other.blocks, strict=True):
+            slots = _slots(states[0], 0, used)
+            block[(slice(None), slice(start, end), *slots)] = theirs[(slice(None), slice(0, end - start), *slots)]
+
+
+def _slots(state: StateSpec, start: int, end: int) -> tuple[slice, ...]:
+    """An index of the axes behind the rows that picks slots start … end."""
+    assert state.length_axis is not None
+    return (*(slice(None) for _ in range(state.length_axis - 1)), slice(start, end))
+
+
+def _caches_for(decoder: Decoder, room: int, capacity: int) -> HostCaches:
+    return HostCaches(decoder, room, capacity)

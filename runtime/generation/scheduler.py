@@ -1,0 +1,237 @@
+"""The decoding loop. Requests join and leave a running batch; every row's text is what it would be alone.
+
+scheduler = Scheduler(decoder)
+ticket = scheduler.submit(request)
+while scheduler.step(): ...                # one token for every request that is under way
+ticket.results()
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, groupby
+
+import numpy as np
+
+from ..errors import EdgekitError, GenerationError
+from .beam import BeamSearch, take_plain_beams
+from .decoder import Decoder
+from .numeric import log_softmax
+from .options import Generation
+from .rows import PIECE, Rows
+from .search import Array, Hypothesis, Independent, Moves, Request, Search, take_plain
+from .speculate import Speculator
+
+MOST_ROWS = 64
+Encode = Callable[[Sequence[Sequence[int]]], Mapping[str, Array]]
+
+
+class Ticket:
+    """A submitted request. `results` are there when it is `done`."""
+
+    def __init__(self, request: Request, start: Rows | None) -> None:
+        self.request = request
+        self.search: Search | None = None  # once it is under way
+        self.speculator: Speculator | None = None
+        self.error: EdgekitError | None = None
+        self.done = False
+        self._start = start
+
+    @property
+    def most_rows(self) -> int:
+        options = self.request.options
+        return options.beams if options.beams > 1 else options.n_best
+
+    @property
+    def most_tokens(self) -> int:
+        return self.request.length + self.request.room
+
+    def cancel(self) -> None:
+        """Leave the batch at the next step, without results."""
+        if not self.done:
+            self.done, self.error = True, GenerationError("this generation was cancelled; submit it again")
+
+    def results(self) -> list[Generation]:
+        if self.error is not None:
+            raise self.error
+        if not self.done or self.search is None:
+            raise GenerationError("this generation is still under way; call step() until the ticket is done")
+        return self.search.results()
+
+
+class Scheduler:
+    """At most `most_rows` rows at a time, and caches of at most `memory_limit` bytes; further requests wait for their turn."""
+
+    def __init__(
+        self, decoder: Decoder, encode: Encode | None = None, *, most_rows: int = MOST_ROWS, memory_limit: int | None = None
+    ) -> None:
+        self.decoder = decoder
+        self.most_rows = 1 if decoder.one_row else most_rows
+        self.memory_limit = memory_limit
+        self._encode = encode
+        self._waiting: deque[Ticket] = deque()
+        self._active: list[Ticket] = []
+        self._rows = Rows(decoder, room=1, capacity=1)
+        self._logits: Array = np.empty((0, decoder.vocabulary), np.float32)
+
+    def submit(self, request: Request, start: Rows | None = None) -> Ticket:
+        """Have a request decoded. `start` is a row that already holds the beginning of its prompt."""
+        ticket = Ticket(request, start)
+        self.decoder.capacity(ticket.most_tokens)
+        needed = self.decoder.cache_bytes(ticket.most_rows, ticket.most_tokens)
+        if ticket.most_rows > self.most_rows:
+            raise GenerationError(f"{ticket.most_rows} rows are more than the {self.most_rows} of this decoder; lower beams")
+        if self.memory_limit is not None and needed > self.memory_limit:
+            raise GenerationError(
+                f"{ticket.most_rows} rows of {ticket.most_tokens} tokens need {needed / 2**20:.0f} MB for their state, and "
+                f"{self.memory_limit / 2**20:.0f} MB are allowed; lower beams or max_new_tokens, or raise memory_limit"
+            )
+        self._waiting.append(ticket)
+        return ticket
+
+    def step(self) -> bool:
+        """Choose one token for every request under way (several by speculation); False when nothing is left to do."""
+        self._leave()
+        self._admit()
+        if not self._active:
+            return False
+        starts = self._starts()
+        try:
+            moves = self._choose(starts)
+            self._go_on(moves, starts)
+        except EdgekitError as error:  # the graph itself failed: nobody's rows can be trusted any more
+            for ticket in self._active:
+                ticket.done, ticket.error = True, error
+            self._active, self._rows = [], Rows(self.decoder, room=1, capacity=1)
+            raise
+        return bool(self._active or self._waiting)
+
+    def _starts(self) -> list[int]:
+        """Where the rows of each active request begin, and where the last ones end."""
+        widths = [ticket.search.width for ticket in self._active if ticket.search]
+        return [0, *accumulate(widths)]
+
+    # Joining
+
+    def _admit(self) -> None:
+        room = self.most_rows - sum(ticket.most_rows for ticket in self._active)
+        tokens = max((ticket.most_tokens for ticket in self._active), default=0)
+        joining: list[Ticket] = []
+        while self._waiting:
+            ticket = self._waiting[0]
+            if ticket.done:  # cancelled before it began
+                self._waiting.popleft()
+                continue
+            longest = max(tokens, ticket.most_tokens)
+            rows = self.most_rows - room + ticket.most_rows
+            fits = self.memory_limit is None or self.decoder.cache_bytes(rows, longest) <= self.memory_limit
+            if ticket.most_rows > room or not (fits or rows == ticket.most_rows):
+                break
+            joining.append(self._waiting.popleft())
+            room, tokens = room - ticket.most_rows, longest
+        if joining:
+            self._rows.reserve(self.most_rows - room, self.decoder.capacity(tokens))
+            for _, group in groupby(sorted(joining, key=_kind), key=_kind):
+                self._read(list(group))
+
+    def _read(self, tickets: list[Ticket]) -> None:
+        """Feed the prompts of requests that are equally long, and add them to the batch."""
+        sources = [ticket.request.source for ticket in tickets if ticket.request.source is not None]
+        memory = self._encode(sources) if self._encode and sources else None
+        request = tickets[0].request
+        alone = not self._active and len(self._rows.lengths) >= len(tickets) and tickets[0]._start is None
+        rows = self._rows if alone else Rows(self.decoder, room=len(tickets), capacity=self.decoder.capacity(request.length))
+        already = 0
+        if (start := tickets[0]._start) is not None:
+            rows.join(start)
+            already = int(start.lengths[0])
+        else:
+            rows.start(len(tickets), memory)
+        tokens = np.array([[*t.request.prompt, *t.request.prefix][already:] for t in tickets], np.int64)
+        wanted = range(len(request.prompt) - 1 - already, request.length - already)
+        logits = rows.advance(tokens, wanted)
+        if not alone:
+            self._rows.join(rows)
+        for ticket, of_row in zip(tickets, logits, strict=True):
+            forced = _forced(ticket.request, of_row)
+            ticket.search = (BeamSearch if ticket.request.options.beams > 1 else Independent)(ticket.request, forced)
+            if ticket.request.options.speculate and Speculator.works_with(self.decoder):
+                ticket.speculator = Speculator(self.decoder, ticket.request, ticket.search)
+        self._active += tickets
+        self._logits = np.concatenate((self._logits, logits[:, -1])) if len(self._logits) else logits[:, -1].copy()
+
+    # Going on
+
+    def _choose(self, starts: Sequence[int]) -> list[Moves]:
+        """The moves of every active request, in their order."""
+        searches = [ticket.search for ticket in self._active]
+        moves: dict[int, Moves] = {}
+        plain = [at for at, s in enumerate(searches) if isinstance(s, Independent) and s.is_plain and s.width == 1]
+        beams = [at for at, s in enumerate(searches) if isinstance(s, BeamSearch) and s.is_plain]
+        for places, together in ((plain, take_plain), (beams, take_plain_beams)):
+            if places:
+                rows = [row for at in places for row in range(starts[at], starts[at + 1])]
+                logits = self._logits if len(rows) == len(self._logits) else self._logits[rows]
+                taken = together([searches[at] for at in places], logits)  # type: ignore[operator]
+                moves |= dict(zip(places, taken, strict=True))
+        for at, ticket in enumerate(self._active):
+            if at not in moves:
+                moves[at] = self._take(ticket, self._logits[starts[at] : starts[at + 1]])
+        return [moves[at] for at in range(len(searches))]
+
+    def _take(self, ticket: Ticket, logits: Array) -> Moves:
+        assert ticket.search is not None
+        try:
+            return ticket.search.take(logits)
+        except EdgekitError as error:  # of this request alone; a callback's own exceptions are its caller's
+            ticket.error = error
+            return Moves([], [])
+
+    def _go_on(self, moves: Sequence[Moves], starts: Sequence[int]) -> None:
+        """Feed the chosen tokens; requests that have none are done."""
+        parents: list[int] = []
+        tokens: list[int] = []
+        for ticket, move, start in zip(self._active, moves, starts, strict=False):
+            parents += [start + parent for parent in move.parents]
+            tokens += move.tokens
+            ticket.done = not move.tokens
+        self._active = [ticket for ticket in self._active if not ticket.done]
+        self._rows.select(parents)
+        if not tokens:
+            self._logits = self._logits[:0]
+        elif len(self._active) == 1 and (speculator := self._active[0].speculator):
+            ticket = self._active[0]
+            logits = speculator.advance(self._rows, tokens[0], lambda row: self._take(ticket, row))
+            ticket.done = logits is None
+            self._active = [] if logits is None else self._active
+            self._logits = self._logits[:0] if logits is None else logits
+            if logits is None:
+                self._rows.select([])
+        else:
+            self._logits = self._rows.advance(np.array(tokens, np.int64)[:, None])[:, 0]
+
+    def _leave(self) -> None:
+        """Take cancelled requests out of the batch."""
+        if any(ticket.done for ticket in self._active):
+            starts = self._starts()
+            kept = [row for at, t in enumerate(self._active) if not t.done for row in range(starts[at], starts[at + 1])]
+            self._active = [ticket for ticket in self._active if not ticket.done]
+            self._rows.select(kept)
+            self._logits = self._logits[kept]
+
+
+def _kind(ticket: Ticket) -> tuple[int, int, int]:
+    """Requests of one kind are read together."""
+    request = ticket.request
+    alone = id(ticket) if ticket._start is not None or request.length > PIECE else 0
+    return request.length, len(request.prefix), alone
+
+
+def _forced(request: Request, logits: Array) -> Hypothesis:
+    """The prefix, scored: logits (prefix + 1, vocabulary) from the last token of the prompt on."""
+    if not request.prefix:
+        return Hypothesis()
+    scores = log_softmax(logits[:-1].copy())
+    logprobs = tuple(float(row[token]) for row, token in zip(scores, request.prefix, strict=True))
+    return Hypothesis(request.prefix, logprobs, sum(logprobs))

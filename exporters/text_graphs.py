@@ -1,7 +1,7 @@
 """Networks on tokens as graphs.
 
 BERT and text classifiers    one graph, "model":  tokens [, segments] → logits …
-language models              one graph, "decoder":  tokens, wanted, past.* → logits, present.*; serves whole prompts and single steps
+language models              one graph, "decoder":  tokens, wanted, past.* → logits, present.*; for whole prompts and steps
 encoder–decoders             "encoder":  source → memory.* [, past.*], and
                              "decoder":  tokens, wanted, memory.*, past.* → logits, present.*
 

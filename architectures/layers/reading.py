@@ -40,7 +40,7 @@ def read(tokens: Tensor, pad: int, record: Tensor) -> Reading:
 
 @swappable
 def choose(x: Tensor) -> Tensor:
-    """The positions of x (batch, time, width) whose logits are wanted: all of them. Every decoder calls this before its head."""
+    """The positions of x (batch, time, width) whose logits are wanted: all. Every decoder calls this before its head."""
     return x
 
 

@@ -2,8 +2,8 @@
 
     score = Σ log-probabilities / length ** length_penalty          (Wu et al., 2016, without the constant)
 
-Candidates are the best continuations of all beams; one that ends, if it is among the first `beams`, becomes a finished text, the
-others go on. Groups of beams take turns, and a group pays `diversity` for every token that earlier groups took at this step
+Candidates are the best continuations of all beams; one that ends, if it is among the first `beams`, becomes a finished text,
+the others go on. Groups of beams take turns, and a group pays `diversity` for every token that earlier groups took at this step
 (Vijayakumar et al., "Diverse beam search", 2018). With a temperature, candidates are drawn without replacement by adding
 Gumbel noise to the scores (Kool et al., "Stochastic beams and where to find them", 2019).
 """
@@ -93,7 +93,7 @@ class Group:
         length = len(best.tokens)
         if self.options.early_stopping == "never" and self.options.length_penalty > 0:
             length = request.room  # a negative total shrinks most when the text gets as long as it may
-        return best.total / length**self.options.length_penalty <= self.finished[-1].normalised(self.options)
+        return bool(best.total / length**self.options.length_penalty <= self.finished[-1].normalised(self.options))
 
 
 class BeamSearch:
@@ -127,7 +127,7 @@ class BeamSearch:
             for row in scores:
                 restrict(row, options)
         taken: dict[int, int] = {}  # token → how many beams of earlier groups took it
-        moves = []
+        moves: list[list[tuple[int, int]]] = []
         for group in self.groups:
             if group.done:
                 moves.append([])

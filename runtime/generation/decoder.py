@@ -47,7 +47,9 @@ class Decoder:
     def vocabulary(self) -> int:
         logits = next((spec for spec in self.session.signature.outputs if spec.name == LOGITS), None)
         if logits is None or not isinstance(logits.shape[-1], int):
-            raise GenerationError("the decoder has no output 'logits' of a known vocabulary; optimize without --head to generate")
+            raise GenerationError(
+                "the decoder has no output 'logits' of a known vocabulary; optimize without --head to generate"
+            )
         return logits.shape[-1]
 
     @cached_property
@@ -111,7 +113,13 @@ class Decoder:
         for state in self.session.signature.states:
             spec = self._specs[state.input]
             sizes = [
-                rows if axis == state.batch_axis else tokens if axis == state.length_axis else dim if isinstance(dim, int) else 1
+                rows
+                if axis == state.batch_axis
+                else tokens
+                if axis == state.length_axis
+                else dim
+                if isinstance(dim, int)
+                else 1
                 for axis, dim in enumerate(spec.shape)
             ]
             total += int(np.prod(sizes)) * np.dtype(spec.dtype).itemsize

@@ -141,7 +141,9 @@ def _allowed_ids(allowed: Iterable[int], vocabulary: int) -> Ids:
     if ids.size == 0:
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise GenerationError(f"the constraint gave {ids.dtype} values such as {ids.tolist()[0]!r}, expected whole token numbers")
+        raise GenerationError(
+            f"the constraint gave {ids.dtype} values such as {ids.tolist()[0]!r}, expected whole token numbers"
+        )
     outside = ids[(ids < 0) | (ids >= vocabulary)]
     if outside.size:
         raise GenerationError(

@@ -57,7 +57,9 @@ class TextGenerator:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], given: Mapping[str, Any]) -> Any:
         one, several = _one_or_several(prompts)
-        requests = [self.request(prompt, options) for prompt, options in zip(several, _each(given, len(several), one), strict=True)]
+        requests = [
+            self.request(prompt, options) for prompt, options in zip(several, _each(given, len(several), one), strict=True)
+        ]
         results = self._run(requests)
         shaped = [found if request.options.n_best > 1 else found[0] for request, found in zip(requests, results, strict=True)]
         return shaped[0] if one else shaped
@@ -130,9 +132,13 @@ class TextGenerator:
         ending = (*(() if self.special.eos is None else (self.special.eos,)), *map(int, options.stop_tokens))
         self._check_tokens([*prefix, *options.stop_tokens], self.decoder.vocabulary)
         if (options.stop or self._has_text(options.bad_words)) and self.tokenizer is None:
-            raise OptionError("stop and bad_words are texts, and this bundle has no tokenizer; use stop_tokens and token numbers")
+            raise OptionError(
+                "stop and bad_words are texts, and this bundle has no tokenizer; use stop_tokens and token numbers"
+            )
         if options.attention or options.coverage_penalty:
-            raise OptionError("attention and coverage_penalty need a graph that gives attention, which this bundle does not have")
+            raise OptionError(
+                "attention and coverage_penalty need a graph that gives attention, which this bundle does not have"
+            )
         filters = filters_for(options, ending=ending, encode=self._encode_text, vocabulary=self.decoder.vocabulary)
         return Request(options, tuple(tokens), prefix, room, self.special.eos, filters, self._decode, source)
 

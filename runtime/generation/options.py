@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import OptionError, UnknownName
 
 Constraint = Callable[[Sequence[int]], Iterable[int] | None]
-"""Takes the tokens generated so far and gives the ones that may follow (<eos> among them where the text may end), or None: any."""
+"""Takes the tokens generated so far and gives those that may follow (<eos> too where the text may end), or None: any."""
 
 EARLY_STOPPING = ("bound", "count", "never")
 
@@ -80,8 +80,10 @@ class Options:
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise OptionError(f"{name} is {value!r}, expected a whole number of {least} or more")
         above: dict[str, tuple[float, bool, float]] = {  # name → (limit, whether the limit itself is allowed, highest)
-            "temperature": (0.0, True, np.inf), "top_p": (0.0, False, 1.0), "min_p": (0.0, True, 1.0), "patience": (0.0, False, np.inf),
-            "repetition_penalty": (0.0, False, np.inf), "coverage_penalty": (0.0, True, np.inf), "diversity": (0.0, True, np.inf),
+            "temperature": (0.0, True, np.inf), "top_p": (0.0, False, 1.0), "min_p": (0.0, True, 1.0),
+            "patience": (0.0, False, np.inf),
+            "repetition_penalty": (0.0, False, np.inf), "coverage_penalty": (0.0, True, np.inf),
+            "diversity": (0.0, True, np.inf),
             "length_penalty": (-np.inf, False, np.inf), "presence_penalty": (-np.inf, False, np.inf),
             "frequency_penalty": (-np.inf, False, np.inf),
         }  # fmt: skip
@@ -89,7 +91,11 @@ class Options:
             value = getattr(self, name)
             if value is None and name in ("top_p", "min_p"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer) or not np.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float | np.floating | np.integer)
+                or not np.isfinite(value)
+            ):
                 raise OptionError(f"{name} is {value!r}, expected a finite number")
             if value < limit or (value == limit and not inclusive) or value > highest:
                 bounds = f"{'from' if inclusive else 'above'} {limit:g}" + ("" if np.isinf(highest) else f" to {highest:g}")
@@ -101,13 +107,21 @@ class Options:
         if self.early_stopping not in EARLY_STOPPING:
             raise UnknownName.of("early_stopping rule", str(self.early_stopping), EARLY_STOPPING)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise OptionError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}; lower it")
+            raise OptionError(
+                f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}; lower it"
+            )
         if self.temperature == 0:
             for name in ("top_k", "top_p", "min_p", "seed"):
                 if getattr(self, name) is not None:
                     raise OptionError(f"{name} is for drawing, and temperature=0 always takes the likeliest; set temperature=1")
         if self.beams == 1:
-            if self.patience != 1 or self.early_stopping != "bound" or self.groups != 1 or self.diversity or self.coverage_penalty:
+            if (
+                self.patience != 1
+                or self.early_stopping != "bound"
+                or self.groups != 1
+                or self.diversity
+                or self.coverage_penalty
+            ):
                 raise OptionError("patience, early_stopping, groups, diversity and coverage_penalty are for beams=2 or more")
             if self.n_best > 1 and self.temperature == 0:
                 raise OptionError(f"n_best={self.n_best} needs beams={self.n_best} or more, or a temperature to draw with")

@@ -228,8 +228,12 @@ class Rows:
         self.lengths[0] = length
 
     def _bind_memory(self) -> None:
-        """The memory of every row, side by side, as the graph takes it."""
+        """The memory of every row, side by side, as the graph takes it; sources that no row has any more are forgotten."""
         self._binding = None
+        used = sorted(set(self._sources))
+        if any(len(array) > len(used) for array in self._memory.values()):
+            self._memory = {name: array[used] for name, array in self._memory.items()}
+            self._sources = [used.index(source) for source in self._sources]
         rows = self._sources
         self._bound_memory = {
             name: _value(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
@@ -291,8 +295,8 @@ class HostCaches:
 
     def copy(self, targets: list[int], parents: list[int], start: int, end: int) -> None:
         for block, states in self.blocks:
-            slots = _slots(states[0], start, end)
-            block[(slice(None), targets, *slots)] = block[(slice(None), parents, *slots)]
+            into: Any = (slice(None), targets, *_slots(states[0], start, end))
+            block[into] = block[(slice(None), parents, *into[2:])]
 
     def take(self, other: HostCaches, start: int, end: int, used: int) -> None:
         """The first rows of `other` as rows start … end."""

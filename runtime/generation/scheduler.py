@@ -9,7 +9,7 @@ ticket.results()
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -165,20 +165,26 @@ class Scheduler:
 
     def _choose(self, starts: Sequence[int]) -> list[Moves]:
         """The moves of every active request, in their order."""
-        searches = [ticket.search for ticket in self._active]
         moves: dict[int, Moves] = {}
-        plain = [at for at, s in enumerate(searches) if isinstance(s, Independent) and s.is_plain and s.width == 1]
-        beams = [at for at, s in enumerate(searches) if isinstance(s, BeamSearch) and s.is_plain]
-        for places, together in ((plain, take_plain), (beams, take_plain_beams)):
-            if places:
-                rows = [row for at in places for row in range(starts[at], starts[at + 1])]
-                logits = self._logits if len(rows) == len(self._logits) else self._logits[rows]
-                taken = together([searches[at] for at in places], logits)  # type: ignore[operator]
-                moves |= dict(zip(places, taken, strict=True))
+        plain: dict[int, Independent] = {}
+        beams: dict[int, BeamSearch] = {}
         for at, ticket in enumerate(self._active):
-            if at not in moves:
+            if isinstance(search := ticket.search, Independent) and search.is_plain and search.width == 1:
+                plain[at] = search
+            elif isinstance(search, BeamSearch) and search.is_plain:
+                beams[at] = search
+            else:
                 moves[at] = self._take(ticket, self._logits[starts[at] : starts[at + 1]])
-        return [moves[at] for at in range(len(searches))]
+        if plain:
+            moves |= zip(plain, take_plain(list(plain.values()), self._of(plain, starts)), strict=True)
+        if beams:
+            moves |= zip(beams, take_plain_beams(list(beams.values()), self._of(beams, starts)), strict=True)
+        return [moves[at] for at in range(len(self._active))]
+
+    def _of(self, places: Iterable[int], starts: Sequence[int]) -> Array:
+        """The logits of the requests at these places, one after the other."""
+        rows = [row for at in places for row in range(starts[at], starts[at + 1])]
+        return self._logits if len(rows) == len(self._logits) else self._logits[rows]
 
     def _take(self, ticket: Ticket, logits: Array) -> Moves:
         assert ticket.search is not None

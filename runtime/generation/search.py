@@ -65,7 +65,7 @@ class Hypothesis:
     finish: str | None = None
 
     def normalised(self, options: Options) -> float:
-        return self.total / max(1, len(self.tokens)) ** options.length_penalty
+        return float(self.total / max(1, len(self.tokens)) ** options.length_penalty)
 
 
 class Search(Protocol):
@@ -190,7 +190,9 @@ class Independent:
                 (*hypothesis.tokens, token),
                 (*hypothesis.logprobs, logprob),
                 hypothesis.total + logprob,
-                (*hypothesis.alternatives, alternatives[row]) if alternatives and alternatives[row] else hypothesis.alternatives,
+                (*hypothesis.alternatives, alternatives[row])
+                if alternatives and alternatives[row]
+                else hypothesis.alternatives,
             )
             if finish := finish_of(self.request, longer.tokens):
                 self._done[number] = replace(longer, finish=finish)

@@ -1,15 +1,16 @@
 """Speculation by looking up: where the last tokens occurred before, what followed then is guessed to follow now.
 
-Several guesses are verified in one call of the decoder, which costs little more than one token where reading the weights is what
-takes time. The answer is that of plain decoding. A call on several tokens rounds differently from one on a single token, so a
-guess counts only where the likeliest token leads by more than the error that logits may have; a closer one is decided by a plain
-step. Where guesses cost more time than they save, they end.
+Several guesses are verified in one call of the decoder, which costs little more than one token where reading the weights takes
+the time. The answer is that of plain decoding. A call on several tokens rounds differently from one on a single token, so
+a guess counts only where the likeliest token leads by more than the error that logits may have; a closer one is decided by a
+plain step. Where guesses cost more time than they save, they end.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,46 +43,42 @@ class Speculator:
         return decoder.can_rewind and decoder.at_once is None
 
     def advance(self, rows: Rows, token: int, take: Callable[[Array], Moves]) -> Array | None:
-        """Feed `token` and guesses; logits (1, vocabulary) after the last token that `take` chose, or None when it has ended."""
+        """Feed `token` and guesses; logits (1, vocabulary) after the last token that `take` chose, None when it has ended."""
         begun = time.perf_counter()
         guesses = self.guesses(rows) if self.pays else []
         if not guesses:
-            logits = rows.advance(np.array([[token]]))[:, 0]
+            logits: Array = rows.advance(np.array([[token]]))[:, 0]
             self._plain.add(1, time.perf_counter() - begun)
             return logits
         before = int(rows.lengths[0])
         fed = [token, *guesses]
-        verified = rows.advance(np.array([fed]), range(len(fed)))[0]  # (fed, vocabulary)
-        right, ended = self._count_right(verified, guesses, take)
-        if ended:
+        logits = rows.advance(np.array([fed]), range(len(fed)))[0]  # (fed, vocabulary)
+        verdict = self._judge_guesses(logits, guesses, take)
+        self._guessed.add(1 + verdict.right, time.perf_counter() - begun)
+        self.pays = not self._costs_more()
+        if verdict.ended:
             return None
-        # `right` guesses were taken; the token after them is open, or what was chosen instead is `self._instead`
-        self._guessed.add(1 + right, time.perf_counter() - begun)
-        self._judge()
-        if self._close:  # too close to call from a call on several tokens: take its last token again, alone
-            rows.truncate(before + right)
-            return rows.advance(np.array([[fed[right]]]))[:, 0]
-        if right == len(guesses):
-            return verified[-1:]
-        rows.truncate(before + right + 1)
-        return rows.advance(np.array([[self._instead]]))[:, 0]
+        if verdict.close:  # the last token that is certain once more, alone, decides
+            rows.truncate(before + verdict.right)
+            following = fed[verdict.right]
+        elif verdict.instead is not None:
+            rows.truncate(before + verdict.right + 1)
+            following = verdict.instead
+        else:
+            return logits[-1:]
+        return rows.advance(np.array([[following]]))[:, 0]
 
-    def _count_right(self, verified: Array, guesses: Sequence[int], take: Callable[[Array], Moves]) -> tuple[int, bool]:
-        """How many guesses the network confirms, and whether the text ended on the way."""
-        self._close, self._instead = False, -1
+    def _judge_guesses(self, logits: Array, guesses: Sequence[int], take: Callable[[Array], Moves]) -> Verdict:
         for place, guess in enumerate(guesses):
-            row = verified[place : place + 1]
+            row = logits[place : place + 1]
             if self._lead(row) <= self.margin:
-                self._close = True
-                return place, False
+                return Verdict(place, close=True)
             moves = take(row)
             if not moves.tokens:
-                return place, True
+                return Verdict(place, ended=True)
             if moves.tokens[0] != guess:
-                self._instead = moves.tokens[0]
-                return place, False
-        self._close = self._lead(verified[-1:]) <= self.margin
-        return len(guesses), False
+                return Verdict(place, instead=moves.tokens[0])
+        return Verdict(len(guesses), close=self._lead(logits[-1:]) <= self.margin)
 
     def _lead(self, row: Array) -> float:
         """By how much the likeliest token leads."""
@@ -110,9 +107,20 @@ class Speculator:
                     self._seen[tuple(text[end - size : end])] = end
         self._indexed = len(text)
 
-    def _judge(self) -> None:
-        if self._guessed.calls >= _TRIALS and self._plain.calls >= 1 and self._guessed.seconds_a_token > self._plain.seconds_a_token:
-            self.pays = False
+    def _costs_more(self) -> bool:
+        """Whether a token has taken longer with guesses than without."""
+        enough = self._guessed.calls >= _TRIALS and self._plain.calls >= 1
+        return enough and self._guessed.seconds_a_token > self._plain.seconds_a_token
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many guesses were right, and what comes after them."""
+
+    right: int
+    ended: bool = False
+    close: bool = False  # too close to be decided by a call on several tokens
+    instead: int | None = None  # what was chosen where a guess was wrong
 
 
 class _Pace:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .bundle import Bundle
 from .errors import FeedError, OptionError
+from .generation.generate import Batch, Context, TextGenerator, text_generator
+from .generation.scheduler import MOST_ROWS
 from .session import Session
 from .signature import TensorSpec
 
@@ -84,6 +87,31 @@ class Model:
         winners = output.argmax(axis=-1)
         known = self.bundle.manifest.labels or tuple(str(index) for index in range(output.shape[-1]))
         return Prediction(labels=tuple(known[index] for index in winners), probabilities=softmax(output))
+
+    # Generating, for language models and encoder–decoders
+
+    def generate(self, prompts: Any, **options: Any) -> Any:
+        """What follows a prompt, or the target of a source: a `Generation`; for a list of prompts a list of them.
+
+        A prompt is a text or token numbers. With n_best > 1 there is a list for each prompt. See `generation.Options`.
+        """
+        return self._generator.generate(prompts, options)
+
+    def stream(self, prompt: Any, **options: Any) -> Iterator[str]:
+        """The text that `generate` would give, piece by piece as it becomes final. To cancel, close the iterator."""
+        return self._generator.stream(prompt, options)
+
+    def read(self, text: Any) -> Context:
+        """A beginning that is computed once and then continued as often as one likes; for language models."""
+        return self._generator.read(text)
+
+    def scheduler(self, *, most_rows: int = MOST_ROWS, memory_limit: int | None = None) -> Batch:
+        """A running batch that requests can join at any time."""
+        return Batch(self._generator, most_rows=most_rows, memory_limit=memory_limit)
+
+    @cached_property
+    def _generator(self) -> TextGenerator:
+        return text_generator(self.bundle, self.sessions)
 
 
 def load(path: str | Path, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> Model:

@@ -19,7 +19,7 @@ from .decoder import Decoder, source_axis
 from .filters import filters_for
 from .options import Generation, Options
 from .rows import Rows
-from .scheduler import MOST_ROWS, Scheduler
+from .scheduler import MOST_ROWS, Scheduler, Ticket
 from .search import Array, Request
 from .streaming import TextStream
 
@@ -69,6 +69,11 @@ class TextGenerator:
         if options.n_best > 1:
             raise OptionError(f"a stream is one text and n_best is {options.n_best}; use generate for several")
         return self._stream(self.request(prompt, options), start)
+
+    def read(self, text: Prompt) -> Context:
+        if self.encoder is not None:
+            raise OptionError("read is for language models; an encoder–decoder reads its source as a whole: use generate")
+        return Context(self, self.tokens_of(text, source=False))
 
     def _stream(self, request: Request, start: Rows | None) -> Iterator[str]:
         scheduler = self.scheduler()
@@ -302,6 +307,31 @@ class Context:
                 self._rows.reserve(1, capacity)
                 self._rows.advance(np.array([fed], np.int64))
         self.tokens = everything
+
+
+class Batch:
+    """A running batch: requests join it at any time, and leave it when they are done. Made by `Model.scheduler`.
+
+    tickets = [batch.submit("def "), batch.submit("class ", beams=4)]
+    while batch.step(): ...
+    tickets[0].results()[0].text
+    """
+
+    def __init__(self, generator: TextGenerator, *, most_rows: int, memory_limit: int | None) -> None:
+        self._generator = generator
+        self._scheduler = generator.scheduler(most_rows=most_rows, memory_limit=memory_limit)
+
+    def submit(self, prompt: Prompt, **options: Any) -> Ticket:
+        return self._scheduler.submit(self._generator.request(prompt, Options.of(**options)))
+
+    def step(self) -> bool:
+        """One more token for every request under way; False when all are done."""
+        return self._scheduler.step()
+
+    def run(self) -> None:
+        """Until all requests are done."""
+        while self.step():
+            pass
 
 
 def _one_or_several(prompts: Any) -> tuple[bool, list[Prompt]]:

@@ -54,6 +54,7 @@ class Rows:
         """Begin with `count` empty rows; `memory` is what the encoder gave for them."""
         assert self.count == 0
         self.count = count
+        self.lengths[:] = 0
         for state in self.decoder.carried:
             spec = self.decoder.spec(state.input)
             if memory and state.input in memory:

@@ -23,7 +23,7 @@ from .rows import PIECE, Rows
 from .search import Array, Hypothesis, Independent, Moves, Request, Search, take_plain
 from .speculate import Speculator
 
-MOST_ROWS = 64
+MOST_ROWS = 128
 Encode = Callable[[Sequence[Sequence[int]]], Mapping[str, Array]]
 
 

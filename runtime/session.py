@@ -65,6 +65,7 @@ class Session:
                 raise DeviceError(f"device {device!r} could not be used; {_gpu_advice()}")
             message = f"device {device!r} could not be used and the model runs on {self.device}; {_gpu_advice()}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+        self.memory = ("cuda" if self.device in ("cuda", "tensorrt") else "cpu", 0)
         self._outputs = [spec.name for spec in signature.outputs]
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -89,11 +90,6 @@ class Session:
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise FeedError(f"onnxruntime could not run the graph on these inputs: {_first_line(error)}") from error
-
-    @property
-    def device_kind(self) -> str:
-        """Where outputs live, as onnxruntime names it."""
-        return "cuda" if self.device in ("cuda", "tensorrt") else "cpu"
 
     def bind(self, feeds: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
         """A call that runs the graph on `feeds` again and again, without a copy of anything.

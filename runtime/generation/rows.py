@@ -1,7 +1,6 @@
 """Rows: sequences that are decoded together, with their state.
 
-Caches in place lie in one block of memory, (caches, rows, heads, capacity, head), so that copying rows is one operation; other
-states (hidden ones, caches that grow) are what the last call gave. Beam search reorders rows at every step, and beams descend
+Caches in place are allocated once (caches.py); other states (hidden ones, caches that grow) are what the last call gave. Beam search reorders rows at every step, and beams descend
 from common ancestors: `select` copies only the slots in which a row differs from the one it goes on from.
 """
 
@@ -12,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from ..signature import StateSpec
 from ..state import LOGITS, TOKENS, WANTED
+from .caches import caches_for, numpy_of, value_of
 from .decoder import Decoder, source_axis
 
 Array = NDArray[Any]
@@ -43,7 +42,7 @@ class Rows:
         self.room = room
         self.lengths = np.zeros(room, np.int32)
         self._history = np.zeros((room, self.capacity), np.int64)  # which call and row wrote each slot
-        self._caches = _caches_for(decoder, room, self.capacity)
+        self._caches = caches_for(decoder, room, self.capacity)
         self._tokens = np.zeros((room, 1), np.int64)
         self._logits = np.empty((room, 1, decoder.vocabulary), np.float32)
         self._binding = None
@@ -63,7 +62,7 @@ class Rows:
                 shape = [dim if isinstance(dim, int) else 0 for dim in spec.shape]
                 shape[state.batch_axis] = count
                 array = np.full(shape, state.initial, spec.dtype)
-            self._carried[state.input] = _value(array)
+            self._carried[state.input] = value_of(array)
         self._memory = {spec.name: memory[spec.name] for spec in self.decoder.memory} if memory else {}
         self._sources = list(range(count))
         self._bind_memory()
@@ -75,8 +74,8 @@ class Rows:
             self._sources = list(other._sources)
         else:
             for state in self.decoder.carried:
-                ours, theirs = _numpy(self._carried[state.input]), _numpy(other._carried[state.input])
-                self._carried[state.input] = _value(_side_by_side(ours, theirs, state))
+                ours, theirs = numpy_of(self._carried[state.input]), numpy_of(other._carried[state.input])
+                self._carried[state.input] = value_of(_side_by_side(ours, theirs, state))
             first = next((len(array) for array in self._memory.values()), 0)
             for spec in self.decoder.memory:
                 axis = source_axis(spec)
@@ -142,7 +141,8 @@ class Rows:
         session = self.decoder.session_for(self.count * time)
         if time == 1:
             self._tokens[: self.count] = tokens
-            if self._binding is None or self._binding[0] is not session:
+            # a device gets inputs when they are bound, the host's memory is read when the graph runs
+            if self._binding is None or self._binding[0] is not session or session.memory[0] != "cpu":
                 self._binding = (session, *self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]))
             _, binding, outputs = self._binding
             logits = self._logits[: self.count]
@@ -151,7 +151,7 @@ class Rows:
             binding, outputs = self._bind(session, np.ascontiguousarray(tokens), wanted, logits)
         for state in self.decoder.carried:
             binding.bind_ortvalue_input(state.input, self._carried[state.input])
-            binding.bind_output(state.output, session.device_kind)  # anew: what the last call gave must not be written over
+            binding.bind_output(state.output, *session.memory)  # anew: what the last call gave must not be written over
         session.run_bound(binding)
         self._after(binding, outputs, time)
         return logits
@@ -160,15 +160,15 @@ class Rows:
         """A binding of everything but the carried states, and the names of its outputs in order."""
         decoder = self.decoder
         binding = session.binding()
-        inputs = {TOKENS: _value(tokens), **self._bound_memory}
+        inputs = {TOKENS: value_of(tokens), **self._bound_memory}
         if decoder.takes_wanted:
-            inputs[WANTED] = _value(np.asarray(wanted, np.int64))
+            inputs[WANTED] = value_of(np.asarray(wanted, np.int64))
         caches = self._caches.bound(self.count)
         inputs |= caches
-        outputs: dict[str, Any] = {LOGITS: _value(logits)}
+        outputs: dict[str, Any] = {LOGITS: value_of(logits)}
         if decoder.length is not None:
-            inputs[decoder.length.input] = _value(self.lengths[: self.count])
-            outputs[decoder.length.output] = _value(np.empty(self.count, np.int32))
+            inputs[decoder.length.input] = value_of(self.lengths[: self.count])
+            outputs[decoder.length.output] = value_of(np.empty(self.count, np.int32))
         outputs |= {state.output: caches[state.input] for state in decoder.in_place}
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
@@ -198,8 +198,8 @@ class Rows:
         if changed and count:
             self._copy(changed, [parents[row] for row in changed])
         for state in self.decoder.carried:
-            taken = np.take(_numpy(self._carried[state.input]), parents, axis=state.batch_axis)
-            self._carried[state.input] = _value(np.ascontiguousarray(taken))
+            taken = np.take(numpy_of(self._carried[state.input]), parents, axis=state.batch_axis)
+            self._carried[state.input] = value_of(np.ascontiguousarray(taken))
         sources = [self._sources[parent] for parent in parents]
         if count != self.count:
             self._binding = None
@@ -223,9 +223,9 @@ class Rows:
         assert self.decoder.can_rewind
         for state in self.decoder.carried:
             assert state.length_axis is not None
-            array = _numpy(self._carried[state.input])
+            array = numpy_of(self._carried[state.input])
             kept = np.take(array, np.arange(length), axis=state.length_axis)
-            self._carried[state.input] = _value(np.ascontiguousarray(kept))
+            self._carried[state.input] = value_of(np.ascontiguousarray(kept))
         self.lengths[0] = length
 
     def _bind_memory(self) -> None:
@@ -237,21 +237,12 @@ class Rows:
             self._sources = [used.index(source) for source in self._sources]
         rows = self._sources
         self._bound_memory = {
-            name: _value(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
+            name: value_of(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
             for name, array in self._memory.items()
         }
 
 
 PIECE = 512  # tokens of a long prompt in one call
-
-
-def _value(array: Array) -> Any:
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _numpy(value: Any) -> Array:
-    array: Array = value.numpy()
-    return array
 
 
 def _padded(array: Array, axis: int, length: int, *, front: bool = False) -> Array:
@@ -269,48 +260,3 @@ def _side_by_side(ours: Array, theirs: Array, state: StateSpec) -> Array:
         longest = max(ours.shape[state.length_axis], theirs.shape[state.length_axis])
         ours, theirs = (_padded(array, state.length_axis, longest, front=True) for array in (ours, theirs))
     return np.concatenate((ours, theirs), axis=state.batch_axis)
-
-
-# Caches in place, on the host or on a device.
-
-
-class HostCaches:
-    """In one block for every shape there is: (caches, rows, …, capacity, …)."""
-
-    def __init__(self, decoder: Decoder, room: int, capacity: int) -> None:
-        self.blocks: list[tuple[Array, list[StateSpec]]] = []
-        groups: dict[Any, list[StateSpec]] = {}
-        for state in decoder.in_place:
-            spec = decoder.spec(state.input)
-            sizes = tuple(
-                room if axis == state.batch_axis else capacity if axis == state.length_axis else dim
-                for axis, dim in enumerate(spec.shape)
-            )
-            groups.setdefault((sizes, spec.dtype, state.batch_axis, state.length_axis), []).append(state)
-        for (sizes, dtype, batch_axis, _), states in groups.items():
-            assert batch_axis == 0, "a cache in place has its rows first"
-            self.blocks.append((np.zeros((len(states), *sizes), dtype), states))
-
-    def bound(self, count: int) -> dict[str, Any]:
-        return {state.input: _value(block[at, :count]) for block, states in self.blocks for at, state in enumerate(states)}
-
-    def copy(self, targets: list[int], parents: list[int], start: int, end: int) -> None:
-        for block, states in self.blocks:
-            into: Any = (slice(None), targets, *_slots(states[0], start, end))
-            block[into] = block[(slice(None), parents, *into[2:])]
-
-    def take(self, other: HostCaches, start: int, end: int, used: int) -> None:
-        """The first rows of `other` as rows start … end."""
-        for (block, states), (theirs, _) in zip(self.blocks, other.blocks, strict=True):
-            slots = _slots(states[0], 0, used)
-            block[(slice(None), slice(start, end), *slots)] = theirs[(slice(None), slice(0, end - start), *slots)]
-
-
-def _slots(state: StateSpec, start: int, end: int) -> tuple[slice, ...]:
-    """An index of the axes behind the rows that picks slots start … end."""
-    assert state.length_axis is not None
-    return (*(slice(None) for _ in range(state.length_axis - 1)), slice(start, end))
-
-
-def _caches_for(decoder: Decoder, room: int, capacity: int) -> HostCaches:
-    return HostCaches(decoder, room, capacity)

@@ -15,6 +15,8 @@ Array = NDArray[Any]
 
 
 class Caches(Protocol):
+    stays: bool  # whether a binding of them holds until the number of rows changes
+
     def bound(self, count: int) -> dict[str, Any]:
         """The first `count` rows of every cache, by the name of its input."""
         ...
@@ -35,6 +37,8 @@ def caches_for(decoder: Decoder, room: int, capacity: int) -> Caches:
 
 class HostCaches:
     """In one block for every shape there is, (caches, rows, …, capacity, …), so that copying rows is one operation."""
+
+    stays = True
 
     def __init__(self, decoder: Decoder, room: int, capacity: int) -> None:
         self._blocks: list[tuple[Array, list[StateSpec]]] = []
@@ -62,8 +66,11 @@ class HostCaches:
 class DeviceCaches:
     """On a device, where only whole tensors can be bound: they have as many rows as are in use.
 
-    Rows are chosen on the host and sent back: single texts never leave the device, beams do where they change places.
+    Rows are chosen on the host and sent back: single texts never leave the device, beams do where they change places. Other
+    inputs reach a device when they are bound, not when the graph runs, so that a binding is good for one run.
     """
+
+    stays = False
 
     def __init__(self, decoder: Decoder, capacity: int) -> None:
         self._decoder, self._capacity = decoder, capacity

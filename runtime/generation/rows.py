@@ -1,7 +1,8 @@
 """Rows: sequences that are decoded together, with their state.
 
-Caches in place are allocated once (caches.py); other states (hidden ones, caches that grow) are what the last call gave. Beam search reorders rows at every step, and beams descend
-from common ancestors: `select` copies only the slots in which a row differs from the one it goes on from.
+Caches in place are allocated once (caches.py); other states (hidden ones, caches that grow) are what the last call gave. Beam
+search reorders rows at every step, and beams descend from common ancestors: `select` copies only the slots in which a row
+differs from the one it goes on from.
 """
 
 from __future__ import annotations
@@ -141,8 +142,7 @@ class Rows:
         session = self.decoder.session_for(self.count * time)
         if time == 1:
             self._tokens[: self.count] = tokens
-            # a device gets inputs when they are bound, the host's memory is read when the graph runs
-            if self._binding is None or self._binding[0] is not session or session.memory[0] != "cpu":
+            if self._binding is None or self._binding[0] is not session or not self._caches.stays:
                 self._binding = (session, *self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]))
             _, binding, outputs = self._binding
             logits = self._logits[: self.count]

@@ -1,7 +1,9 @@
 """A ready constraint: the generated text is one of a list.
 
-words = Trie.of_texts(["yes", "no"], model.tokenizer, ending=[EOS])
-model.generate(prompt, constraint=words, beams=2)
+    answers = Trie.of_texts(["yes", "no"], tokenizer, ending=[EOS])
+    model.generate(prompt, constraint=answers)
+
+Any function of the generated tokens is a constraint (see options.Constraint); a Trie is the one that most need.
 """
 
 from __future__ import annotations
@@ -63,13 +65,19 @@ class Trie:
 
     def _add(self, word: Sequence[int], ending: tuple[int, ...]) -> list[_Node]:
         """The nodes that `word` added."""
-        if len(word) == 0:
+        try:
+            numbers = [index(token) for token in word]
+        except TypeError:
+            raise OptionError(
+                f"a Trie's words hold {word!r}, expected sequences of token numbers; for texts use Trie.of_texts"
+            ) from None
+        if not numbers:
             raise OptionError("a Trie's words hold an empty one, and a text has one token or more; leave it out")
         added = []
         node = self._root
-        for token in map(index, word):
+        for token in numbers:
             if token in ending:
-                raise OptionError(f"the word {list(word)} holds {token}, which ends a text; leave it out, the Trie adds it")
+                raise OptionError(f"the word {numbers} holds {token}, which ends a text; leave it out, the Trie adds it")
             if token not in node.children:
                 node.children[token] = _Node()
                 added.append(node.children[token])

@@ -17,6 +17,7 @@ Ids = NDArray[np.int64]
 
 _CACHED = 1 << 17  # elements (512 KiB) that stay in a core's second cache, of the logits and of the scratch beside them
 _MEMBERS = 32  # tokens of a block when the likeliest are searched: fewer make more maxima, more make more to look through
+_LONG = 4096  # a vocabulary for which adding up in two steps is faster
 _SMALLEST_IN_BLOCKS = _MEMBERS * (_MEMBERS - 1)  # below, the last members would be missing from all blocks
 _BELOW_SIGN = np.int32(0x7FFFFFFF)
 
@@ -31,19 +32,17 @@ def log_softmax(logits: Floats) -> Floats:
 
 def log_sum_exp(logits: Floats) -> Floats:
     """log Σ exp over the vocabulary: (rows, vocabulary) → (rows,). A logit minus this is its log-probability."""
-    sums = np.empty((len(logits), 1), np.float32)
-    start = 0
-    for block, scratch in _blocks(logits):
-        largest = _largest(block)
-        np.subtract(block, largest, out=scratch)
-        sums[start : start + len(block)] = largest + _log_sum_exp(scratch, scratch)
-        start += len(block)
-    return sums[:, 0]
+    largest, logs = _largest_and_logs(logits)
+    return largest + logs
 
 
 def chosen_logprobs(logits: Floats, ids: NDArray[np.integer]) -> Floats:
-    """The log-probability of one token in each row, without those of all others: (rows, vocabulary), (rows,) → (rows,)."""
-    chosen: Floats = logits[np.arange(len(logits)), ids] - log_sum_exp(logits)
+    """The log-probability of one token in each row, with the bits of `log_softmax`: (rows, vocabulary), (rows,) → (rows,).
+
+    The others are not written, and `logits` stay as they are.
+    """
+    largest, logs = _largest_and_logs(logits)
+    chosen: Floats = logits[np.arange(len(logits)), ids] - largest - logs
     return chosen
 
 
@@ -58,16 +57,21 @@ def top(scores: Floats, k: int) -> tuple[Floats, Ids]:
         best = scores.argmax(axis=1)
         return scores[np.arange(rows), best][:, None], best[:, None]
     width = -(-vocabulary // _MEMBERS)
-    if vocabulary >= _SMALLEST_IN_BLOCKS and 4 * k <= width:
+    if vocabulary >= _SMALLEST_IN_BLOCKS and 2 * k <= width:
         return _top_through_blocks(scores, k, width)
     return _from_keys(_largest_keys(_keys(scores, np.arange(vocabulary)), k))
 
 
 def _blocks(logits: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """Some rows at a time with a scratch of their shape, so that all passes but the first find them in the cache."""
+    """Some rows at a time, so that all passes but the first find them in the cache, with a scratch for as many.
+
+    Of a long vocabulary the scratch has some more columns, of zeros, to be a multiple of `_MEMBERS`.
+    """
     rows, vocabulary = logits.shape
     count = max(1, min(rows, _CACHED // vocabulary))
-    scratch = np.empty((count, vocabulary), np.float32)
+    width = vocabulary if vocabulary < _LONG else (vocabulary // _MEMBERS + 1) * _MEMBERS
+    scratch = np.empty((count, width), np.float32)
+    scratch[:, vocabulary:] = 0
     for start in range(0, rows, count):
         block = logits[start : start + count]
         yield block, scratch[: len(block)]
@@ -79,12 +83,27 @@ def _largest(block: Floats) -> Floats:
     return largest
 
 
+def _largest_and_logs(logits: Floats) -> tuple[Floats, Floats]:
+    """max x and log Σ exp(x − max x) of each row, apart, because their sum would round what is far from zero: (rows,) each."""
+    parts = np.empty((2, len(logits), 1), np.float32)
+    start = 0
+    for block, scratch in _blocks(logits):
+        largest, logs = parts[:, start : start + len(block)]
+        largest[:] = _largest(block)
+        shifted = np.subtract(block, largest, out=scratch[:, : block.shape[1]])
+        logs[:] = _log_sum_exp(shifted, scratch)
+        start += len(block)
+    return parts[0, :, 0], parts[1, :, 0]
+
+
 def _log_sum_exp(shifted: Floats, scratch: Floats) -> Floats:
     """(rows, 1), of rows whose largest is 0."""
-    np.exp(shifted, out=scratch)
-    sums = np.einsum("ij->i", scratch)  # twice as fast as sum(); never starts threads, as a product with ones would
-    logs: Floats = np.log(sums, out=sums)[:, None]
-    return logs
+    rows, vocabulary = shifted.shape
+    np.exp(shifted, out=scratch[:, :vocabulary])
+    if scratch.shape[1] > vocabulary:  # long runs are added first: twice as fast as sum(), and as accurate
+        scratch = np.add.reduce(scratch.reshape(rows, _MEMBERS, -1), axis=1)
+    sums = np.add.reduce(scratch, axis=1, keepdims=True)
+    return np.log(sums, out=sums)
 
 
 def _top_through_blocks(scores: Floats, k: int, width: int) -> tuple[Floats, Ids]:
@@ -105,13 +124,15 @@ def _top_through_blocks(scores: Floats, k: int, width: int) -> tuple[Floats, Ids
     blocks = np.argpartition(maxima, width - k, axis=1)[:, width - k :]
     row = np.arange(rows)[:, None]
     least = maxima[row, blocks[:, :1]]
-    ids = (blocks[:, :, None] + np.arange(0, vocabulary, width)).reshape(rows, -1)
+    ids = (blocks[:, :, None] + np.arange(0, vocabulary, width)).reshape(rows, k * -(-vocabulary // width))
     values = scores[row, np.minimum(ids, vocabulary - 1)]
     values[ids >= vocabulary] = -np.inf  # blocks that lack a last member; its id is beyond all others, so it is never taken
     best, best_ids = _from_keys(_largest_keys(_keys(values, ids), k))
     for tied in np.flatnonzero(np.count_nonzero(maxima >= least, axis=1) > k):
         equal = best[tied] == least[tied]
-        best_ids[tied, equal] = np.flatnonzero(scores[tied] == least[tied])[: np.count_nonzero(equal)]
+        # Where fewer than k are possible, as under a constraint, enough of the impossible are among any k tokens.
+        among = scores[tied, : k if least[tied] == -np.inf else vocabulary]
+        best_ids[tied, equal] = np.flatnonzero(among == least[tied])[: np.count_nonzero(equal)]
     return best, best_ids
 
 

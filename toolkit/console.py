@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """A result."""
-    click.echo(text)
+    click.echo(text + end, nl=False)
 
 
 def note(text: str) -> None:

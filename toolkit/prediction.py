@@ -35,15 +35,15 @@ def run_file(
     model = load(bundle, device=device, threads=threads)
     if len(model.sessions) > 1:
         raise OptionError(
-            f"{bundle} has several graphs ({', '.join(model.sessions)}), and run works on bundles of one so far; "
-            "in Python: runtime.load(…).run(feeds, graph=…)"
+            f"{bundle} has several graphs ({', '.join(model.sessions)}) and --input is for bundles of one; give a text with "
+            "--text or --stdin, or in Python: runtime.load(…).run(feeds, graph=…)"
         )
     if output or model.task == "tensors" or takes_text(model.bundle.manifest):
         return _run_tensors(model, Path(path), output)
     prediction = model.predict(_read(model, Path(path)))
     if not len(prediction):
         raise DataError(f"{path} holds no samples; expected at least one")
-    return prediction_lines(prediction), _document(prediction)
+    return prediction_lines(prediction), prediction_document(prediction)
 
 
 def prediction_lines(prediction: Prediction) -> list[str]:
@@ -56,7 +56,7 @@ def prediction_lines(prediction: Prediction) -> list[str]:
     ]
 
 
-def _document(prediction: Prediction) -> Any:
+def prediction_document(prediction: Prediction) -> Any:
     if prediction.values is not None:
         return [{"value": float(value)} for value in prediction.values]
     assert prediction.labels is not None

@@ -26,7 +26,7 @@ from runtime.signature import TensorSpec
 
 from .exportable import Exportable, GraphSource
 from .profiles import ONNXRUNTIME, PORTABLE, PROFILES
-from .text_graphs import encoder_decoder, encoder_only, language_model
+from .text_graphs import about_tokens, encoder_decoder, encoder_only, language_model
 from .user_network import from_function
 
 _EXAMPLE_BATCH = 3  # torch.export treats sizes 0 and 1 as constants
@@ -117,7 +117,7 @@ def from_architecture(name: str, settings: Mapping[str, Any] | None = None, prof
 def _on_text(
     architecture: Architecture, module: nn.Module, specs: tuple[TensorSpec, ...], task: str, profile: str | None
 ) -> Exportable:
-    generator = None
+    generator = preprocessing = None
     if task == "language-model":
         profile = profile or ONNXRUNTIME
         graphs, generator = language_model(module, profile)
@@ -127,7 +127,8 @@ def _on_text(
     else:
         profile = profile or PORTABLE
         graphs = encoder_only(module, tuple(spec.name for spec in specs), task, profile)
-    return Exportable(architecture.name, task, graphs, generator=generator, profile=profile)
+        preprocessing = about_tokens(module)
+    return Exportable(architecture.name, task, graphs, preprocessing=preprocessing, generator=generator, profile=profile)
 
 
 def _refuse_settings(text: str, settings: Mapping[str, Any] | None) -> None:

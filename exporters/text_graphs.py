@@ -115,6 +115,17 @@ def encoder_only(network: Network, inputs: tuple[str, ...], task: str, profile: 
     return (GraphSource(Profiled(network, profile).eval(), draw(_EXAMPLE, 0), axes, names, MODEL, draw=draw),)
 
 
+def about_tokens(network: Network) -> dict[str, Any]:
+    """What a host must know to make an input of texts. For networks that do not generate: others say it under `generation`."""
+    pad = _pad(network)
+    return {
+        "kind": "tokens",
+        "vocabulary": _embedding(network).num_embeddings,
+        "pad": pad if pad >= 0 else None,
+        "longest": _longest(network),
+    }
+
+
 def _check_longest(network: Network) -> None:
     """Other sizes must fit, or nothing can be tried."""
     longest = _longest(network)

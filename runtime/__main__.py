@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verify")
     verify = verbs.add_parser("verify", help="replay the bundle's goldens on this machine")
     verify.add_argument("bundle")
-    verify.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, tensorrt or auto (default: cpu)")
+    verify.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, tensorrt, openvino, … or auto (default: cpu)")
     verify.add_argument("--json", action="store_true", help="print the report as JSON")
     verbs.add_parser("bench-worker")  # used by the benchmark: times one bundle, asked over stdin
     options = parser.parse_args(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -9,14 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .cgroup import allowed_cores, quota_cpus
+
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 
 
 def available_cpus() -> int:
     """Cores this process may use: the cgroup's limit and the affinity mask, not the host's count."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    limit = _cgroup_cpus()
-    return max(1, min(count, int(limit) if limit and limit >= 1 else count))
+    quota, cores = quota_cpus(), allowed_cores()
+    # A part of a core rounds up: 1.5 cores are used by 2 threads, of which one waits now and then; 1 would waste a third.
+    return max(1, min(count, math.ceil(quota or count), cores or count))
 
 
 def cpu_features() -> list[str]:
@@ -37,7 +41,7 @@ def describe_machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "available_cores": available_cpus(),
-        "cgroup_cpus": _cgroup_cpus(),
+        "cgroup_cpus": quota_cpus(),
         "features": cpu_features(),
         "governor": next(iter(_lines("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")), None),
         "memory_bytes": _memory_bytes(),
@@ -99,17 +103,6 @@ def _status_bytes(key: str) -> int:
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _cgroup_cpus() -> float | None:
-    for line in _lines("/sys/fs/cgroup/cpu.max"):  # cgroup v2: "200000 100000" or "max 100000"
-        quota, period = line.split()
-        return None if quota == "max" else int(quota) / int(period)
-    quota_lines = _lines("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    period_lines = _lines("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    if quota_lines and period_lines and int(quota_lines[0]) > 0:
-        return int(quota_lines[0]) / int(period_lines[0])
-    return None
 
 
 def _cpu_name() -> str:

@@ -3,90 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from .answers import Answerer
 from .bundle import Bundle
 from .errors import FeedError, OptionError
+from .feeds import example_feeds, natural_batch
+from .filling import fill_texts
 from .generation.generate import Batch, Context, TextGenerator, text_generator
 from .generation.scheduler import MOST_ROWS
+from .prediction import Prediction, softmax
+from .samples import as_batch, convert
+from .scoring import Scorer, scorer_of
 from .session import Session
-from .signature import TensorSpec
+from .state import TOKENS, step_feeds
+from .tokens import token_input
 
+__all__ = ["Model", "Prediction", "as_batch", "convert", "load", "softmax"]
 
-@dataclass(frozen=True)
-class Prediction:
-    """Answers for a batch; `label` and `value` are for a batch of one.
-
-    Classification fills `labels` and `probabilities` (batch, classes); regression fills `values` (batch,).
-    """
-
-    labels: tuple[str, ...] | None = None
-    probabilities: NDArray[np.float32] | None = None
-    values: NDArray[Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels) if self.labels is not None else len(self.values if self.values is not None else ())
-
-    @property
-    def label(self) -> str:
-        if self.labels is None:
-            raise FeedError("this is a regression: read .value or .values")
-        self._require_one("labels")
-        return self.labels[0]
-
-    @property
-    def value(self) -> float:
-        if self.values is None:
-            raise FeedError("this is a classification: read .label, .labels or .probabilities")
-        self._require_one("values")
-        return float(self.values[0])
-
-    def _require_one(self, plural: str) -> None:
-        if len(self) != 1:
-            raise FeedError(f"the batch holds {len(self)} predictions; read .{plural}")
+_PAST = 1  # tokens before the step that warms a decoder up
 
 
 class Model:
-    """A bundle ready to run. Make one with `load`."""
+    """A bundle ready to run. Make one with `load`; use it as a context manager or `close` it to free its memory.
+
+    Several threads may use one model at once. A call that fails leaves it as it was.
+    """
 
     def __init__(self, bundle: Bundle, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> None:
         self.bundle = bundle
         self.task = bundle.manifest.task
-        self.sessions = {
+        self._sessions: dict[str, Session] | None = {
             name: Session(bundle.graph_path(name), graph.signature, device=device, threads=threads, strict=strict)
             for name, graph in bundle.manifest.graphs.items()
         }
-        self.device = next(iter(self.sessions.values())).device
+        self.device = next(iter(self._sessions.values())).device
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        """The graphs by name."""
+        if self._sessions is None:
+            raise OptionError(f"the model {self.bundle.manifest.name} is closed; load it again with runtime.load(…)")
+        return self._sessions
+
+    def close(self) -> None:
+        """Free the sessions, once calls that are under way have ended. Closing twice does nothing."""
+        self._sessions = None
+        for made in ("_answerer", "_scorer", "_generator"):
+            self.__dict__.pop(made, None)
+
+    def __enter__(self) -> Self:
+        _ = self.sessions  # a closed model cannot be entered
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def warmup(self) -> None:
+        """Run each graph once, a decoder also by one token, so that the first request does not pay for what is made then."""
+        goldens = {entry.graph: inputs for entry, inputs, _ in self.bundle.goldens()}
+        for name, session in self.sessions.items():
+            signature = session.signature
+            session.run(goldens[name] if name in goldens else example_feeds(signature, {}))
+            if signature.states:
+                try:
+                    feeds = step_feeds(signature, natural_batch(signature), _PAST)
+                except FeedError:  # a cache of one: there is no second step
+                    continue
+                session.run(feeds)
 
     def run(self, feeds: Mapping[str, NDArray[Any]], *, graph: str | None = None) -> dict[str, NDArray[Any]]:
         """Raw tensors in and out, for any graph of any bundle."""
         name, _ = self.bundle.graph(graph)
         return self.sessions[name].run(feeds)
 
-    def predict(self, inputs: ArrayLike | Mapping[str, NDArray[Any]]) -> Prediction:
-        """Raw pixels or raw columns in, labels or values out. Takes one sample or a batch of them."""
-        if self.task not in ("classification", "regression"):
-            raise OptionError(f"predict is for classification and regression; this bundle's task is {self.task!r}: use run")
-        name, graph = self.bundle.graph()
-        feeds = dict(inputs) if isinstance(inputs, Mapping) else {}
-        if not feeds:
-            if len(graph.signature.inputs) != 1:
-                names = ", ".join(spec.name for spec in graph.signature.inputs)
-                raise FeedError(f"this model takes several inputs; pass a dict with: {names}")
-            spec = graph.signature.inputs[0]
-            feeds = {spec.name: as_batch(spec, inputs)}
-        output = self.sessions[name].run(feeds)[graph.signature.outputs[0].name]
+    def predict(self, inputs: Any) -> Prediction:
+        """Labels or values of one sample, or of a list or batch of them.
+
+        A sample is raw pixels or raw columns; for networks on text a text, or its token numbers. Texts of different lengths are
+        padded, and other samples of different sizes run in groups of equal ones; the order stays. A dict gives every input by
+        name.
+        """
+        others = {"embedding": "embed", "masked-lm": "fill", "language-model": "generate", "seq2seq": "generate"}
+        self._require("predict", ("classification", "regression"), others.get(self.task, "run"))
+        output, _ = self._answerer.answers(inputs)
         if self.task == "regression":
             return Prediction(values=output.reshape(len(output), -1)[:, 0])
         winners = output.argmax(axis=-1)
         known = self.bundle.manifest.labels or tuple(str(index) for index in range(output.shape[-1]))
         return Prediction(labels=tuple(known[index] for index in winners), probabilities=softmax(output))
+
+    def embed(self, inputs: Any) -> NDArray[Any]:
+        """The vector (width,) of one text or sample, or the vectors (batch, width) of a list of them."""
+        self._require("embed", ("embedding",), "run")
+        vectors, one = self._answerer.answers(inputs)
+        return vectors[0] if one else vectors
+
+    def fill(self, texts: Any, *, top: int = 5) -> Any:
+        """The likeliest tokens for every <mask> of a text: a `Filling`, or a list of them for a list of texts."""
+        self._require("fill", ("masked-lm",), "run")
+        one = isinstance(texts, str)
+        filled = fill_texts(self._answerer, [texts] if one else texts, top)
+        return filled[0] if one else filled
+
+    def score(self, texts: Any, source: Any = None) -> Any:
+        """The log-probability of a text (given its source, for encoder–decoders): a `Score`, or a list for a list of texts.
+
+        Texts may be token numbers. One source serves several texts. See scoring.py for what counts.
+        """
+        self._require("score", ("language-model", "seq2seq"), "run")
+        scores, one = self._scorer.score(texts, source)
+        return scores[0] if one else scores
 
     # Generating, for language models and encoder–decoders
 
@@ -109,73 +141,27 @@ class Model:
         """A running batch that requests can join at any time."""
         return Batch(self._generator, most_rows=most_rows, memory_limit=memory_limit)
 
+    # Parts that are made when they are first needed
+
+    @cached_property
+    def _answerer(self) -> Answerer:
+        name, _ = self.bundle.graph()
+        return Answerer(self.sessions[name], token_input(self.bundle, name, TOKENS))
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return scorer_of(self.bundle, self.sessions)
+
     @cached_property
     def _generator(self) -> TextGenerator:
         return text_generator(self.bundle, self.sessions)
+
+    def _require(self, verb: str, tasks: tuple[str, ...], instead: str) -> None:
+        _ = self.sessions  # what is closed says so first
+        if self.task not in tasks:
+            raise OptionError(f"{verb} is for {' and '.join(tasks)}; this bundle's task is {self.task!r}: use {instead}")
 
 
 def load(path: str | Path, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> Model:
     """Open a bundle, check every file in it, and make it ready to run. See `Session` for `device`."""
     return Model(Bundle.open(path), device=device, threads=threads, strict=strict)
-
-
-def softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
-    shifted = np.exp((logits - logits.max(axis=-1, keepdims=True)).astype(np.float32))
-    total: NDArray[np.float32] = shifted / shifted.sum(axis=-1, keepdims=True)
-    return total
-
-
-def as_batch(spec: TensorSpec, values: Any) -> NDArray[Any]:
-    """`values` as the batch that `spec` takes: converts numbers, adds a missing batch axis and a missing single channel."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise FeedError(
-            f"{spec.name!r} cannot be made into one array ({error}); samples must all have the same shape"
-        ) from None
-    if array.dtype.kind not in "fiub":
-        raise FeedError(f"{spec.name!r} holds {array.dtype}, expected numbers ({spec})")
-    sample = spec.shape[1:]
-    fits = [sample]
-    if len(sample) == 3 and sample[0] == 1:  # a grey image may come without its channel axis
-        fits.append(sample[1:])
-    for shape in fits:
-        if _matches(array.shape, shape):
-            array = array[None]
-            break
-        if array.ndim and _matches(array.shape[1:], shape):
-            break
-    else:
-        wanted = " or ".join(str(list(shape)) for shape in fits)
-        turned = len(sample) == 3 and array.ndim in (3, 4) and array.shape[-1] == sample[0] != array.shape[-3]
-        hint = "; channels come first: use np.moveaxis(image, -1, -3)" if turned else ""
-        raise FeedError(
-            f"{spec.name!r} has shape {list(array.shape)}; expected one sample of {wanted}, or a batch of them{hint}"
-        )
-    array = array.reshape(len(array), *(array.shape[1:] if len(fits) == 1 else _known(sample, array)))
-    return convert(spec, array)
-
-
-def convert(spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
-    """`array` in the dtype of `spec`; FeedError if a value would be cut off, wrapped around or not finite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted = np.array(array, dtype=spec.dtype, order="C")
-    if converted.dtype.kind == "f":
-        wrong = ~np.isfinite(converted)
-        problem = f"which is not a finite {spec.dtype}; remove or fill it first"
-    else:
-        wrong = converted != array
-        problem = f"which {spec.dtype} cannot hold exactly"
-    if wrong.any():
-        place = tuple(int(index) for index in np.argwhere(wrong)[0])
-        where = f"sample {place[0]}" if place else "it"
-        raise FeedError(f"{spec.name!r} has the value {array[place]} in {where}, {problem}")
-    return converted
-
-
-def _matches(shape: tuple[int, ...], dims: tuple[int | str, ...]) -> bool:
-    return len(shape) == len(dims) and all(isinstance(dim, str) or dim == size for size, dim in zip(shape, dims, strict=True))
-
-
-def _known(sample: tuple[int | str, ...], array: NDArray[Any]) -> tuple[int, ...]:
-    return (1, *array.shape[-2:]) if len(sample) == 3 else array.shape[1:]

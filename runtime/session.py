@@ -12,16 +12,12 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from .errors import BundleError, DeviceError, FeedError, UnknownName
+from .devices import AUTO, Request, requested
+from .errors import BundleError, DeviceError, FeedError, OptionError
 from .huge_pages import LARGE, in_huge_pages
 from .machine import available_cpus
 from .signature import GraphSignature
 
-_PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
 OPTIMIZATION_LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -32,9 +28,10 @@ OPTIMIZATION_LEVELS = {
 class Session:
     """Runs one ONNX graph.
 
-    `device` is "auto" (a GPU if it can be used, else the CPU), "cpu", "cuda", "cuda:1" or "tensorrt". A device that
-    onnxruntime could not use falls back to the CPU with a warning; with strict=True that is a DeviceError.
-    `device` on the session is the one that was really taken.
+    `device` is "auto" (a GPU if it can be used, else the CPU), "cpu", "cuda", "cuda:1" or another name of `devices.DEVICES`. A
+    device that onnxruntime could not use falls back to the CPU with a warning; with strict=True that is a DeviceError.
+    `device` on the session is the one that was really taken, and `memory` where its tensors are best kept. A session may be
+    used by several threads at once.
     """
 
     def __init__(
@@ -49,23 +46,20 @@ class Session:
         log_level: int = 3,
     ) -> None:
         self.signature = signature
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or available_cpus()
-        options.inter_op_num_threads = 1
-        options.graph_optimization_level = OPTIMIZATION_LEVELS[optimization]
-        options.log_severity_level = log_level  # 3, errors: warnings would litter an application's stderr; 4 silences trials
-        kind, providers = _providers_for(device)
+        if threads is not None and threads < 1:
+            raise OptionError(f"threads is {threads}, expected 1 or more; leave it out to use all that are available")
+        threads = threads or available_cpus()
+        request = requested(device)
         # A decoder's step reads all its weights and does little else.
         with in_huge_pages() if signature.states and _bytes_of(path) >= LARGE else nullcontext():
-            self._session = _create(path, options, providers)
-        taken = self._session.get_providers()[0]
-        self.device = next((name for name, provider in _PROVIDERS.items() if provider == taken), taken)
-        if kind not in ("auto", self.device):
+            self._session, reason = _create(path, request, threads, OPTIMIZATION_LEVELS[optimization], log_level)
+        self.device = request.taken(self._session.get_providers()[0])
+        self.memory = request.memory(self.device)
+        if request.name not in (AUTO, self.device):
             if strict:
-                raise DeviceError(f"device {device!r} could not be used; {_gpu_advice()}")
-            message = f"device {device!r} could not be used and the model runs on {self.device}; {_gpu_advice()}"
+                raise DeviceError(f"device {device!r} could not be used; {request.advice(reason)}")
+            message = f"device {device!r} could not be used and the model runs on {self.device}; {request.advice(reason)}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-        self.memory = ("cuda" if self.device in ("cuda", "tensorrt") else "cpu", 0)
         self._outputs = [spec.name for spec in signature.outputs]
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -91,6 +85,10 @@ class Session:
         except Exception as error:
             raise FeedError(f"onnxruntime could not run the graph on these inputs: {_first_line(error)}") from error
 
+    def place(self, array: NDArray[Any]) -> ort.OrtValue:
+        """`array` in the device's own memory, for IO binding; on the CPU it is used where it is, not copied."""
+        return ort.OrtValue.ortvalue_from_numpy(array, *self.memory)
+
     def bind(self, feeds: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
         """A call that runs the graph on `feeds` again and again, without a copy of anything.
 
@@ -98,7 +96,7 @@ class Session:
         """
         self.signature.check_feeds(feeds)
         binding = self._session.io_binding()
-        values = {name: ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C")) for name, array in feeds.items()}
+        values = {name: self.place(np.array(array, order="C")) for name, array in feeds.items()}
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         in_place = {state.output: state.input for state in self.signature.states if state.filled}
@@ -106,7 +104,7 @@ class Session:
             if name in in_place:
                 binding.bind_ortvalue_output(name, values[in_place[name]])
             else:
-                binding.bind_output(name, "cpu")
+                binding.bind_output(name, *self.memory)
 
         def run() -> None:
             self._session.run_with_iobinding(binding)
@@ -121,38 +119,33 @@ def _bytes_of(path: str | Path | bytes) -> int:
     return sum(item.stat().st_size for item in Path(path).parent.iterdir() if item.is_file()) if Path(path).exists() else 0
 
 
-def _create(path: str | Path | bytes, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
+def _create(
+    path: str | Path | bytes, request: Request, threads: int, optimization: Any, log_level: int
+) -> tuple[ort.InferenceSession, str | None]:
+    """The session; and if the device that was asked for refused the graph, why: it is on the CPU then."""
     source = path if isinstance(path, bytes) else str(path)
-    try:
-        return ort.InferenceSession(source, options, providers=providers)
-    except Exception as error:
-        what = "the graph" if isinstance(path, bytes) else Path(path).name
-        raise BundleError(f"onnxruntime {ort.__version__} cannot load {what}: {_first_line(error)}") from error
 
+    def create(wanted: Request) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = optimization
+        options.log_severity_level = log_level  # 3, errors: warnings would litter an application's stderr; 4 silences trials
+        wanted.prepare(options)
+        # Without onnxruntime's own fallback, which prints to stdout and goes on with other providers after any failing run.
+        return ort.InferenceSession(source, options, providers=wanted.providers(threads), enable_fallback=0)
 
-def _providers_for(device: str) -> tuple[str, list[Any]]:
-    kind, _, index = device.partition(":")
-    if kind == "auto":
-        wanted = [_PROVIDERS["cuda"]] if _PROVIDERS["cuda"] in ort.get_available_providers() else []
-        return kind, [*wanted, _PROVIDERS["cpu"]]
-    if kind not in _PROVIDERS:
-        raise UnknownName.of("device", kind, ["auto", *_PROVIDERS])
-    if index and not index.isdigit():
-        raise DeviceError(f"device {device!r} is not understood; write e.g. 'cuda:1'")
-    if kind == "cpu":
-        return kind, [_PROVIDERS["cpu"]]
-    if _PROVIDERS[kind] not in ort.get_available_providers():
-        return kind, [_PROVIDERS["cpu"]]
-    chosen: list[Any] = [(_PROVIDERS[kind], {"device_id": index or "0"})]
-    if kind == "tensorrt":
-        chosen.append((_PROVIDERS["cuda"], {"device_id": index or "0"}))
-    return kind, [*chosen, _PROVIDERS["cpu"]]
-
-
-def _gpu_advice() -> str:
-    if _PROVIDERS["cuda"] in ort.get_available_providers():
-        return "onnxruntime-gpu is installed but could not load CUDA; check the driver and the CUDA libraries"
-    return "install onnxruntime-gpu in place of onnxruntime to use a GPU"
+    reason: str | None = None
+    wanted = request
+    while True:
+        try:
+            return create(wanted), reason
+        except Exception as error:  # onnxruntime raises its own C++ exceptions, all children of Exception
+            if wanted.device is None:
+                what = "the graph" if isinstance(path, bytes) else Path(path).name
+                raise BundleError(f"onnxruntime {ort.__version__} cannot load {what}: {_first_line(error)}") from error
+            reason = reason or _first_line(error)
+            wanted = wanted.fallback()
 
 
 def _first_line(error: Exception) -> str:

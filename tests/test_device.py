@@ -46,6 +46,29 @@ def call(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+def installed(python: Path) -> set[str]:
+    """Names of the distributions that an environment has."""
+    listed = "import importlib.metadata as m; print(*{d.metadata['Name'].lower().replace('_', '-') for d in m.distributions()})"
+    return set(call(python, python.parent, "-c", listed).stdout.split())
+
+
+def needs_of(python: Path, *names: str) -> set[str]:
+    """Distributions and all that they need, without their extras."""
+    script = (
+        "import importlib.metadata as m, re, sys\n"
+        "found, todo = set(), sys.argv[1:]\n"
+        "while todo:\n"
+        "    name = todo.pop().lower().replace('_', '-')\n"
+        "    if name in found: continue\n"
+        "    found.add(name)\n"
+        "    todo += [re.split(r'[^\\w.-]', text)[0] for text in m.requires(name) or () if 'extra ==' not in text]\n"
+        "print(*found)"
+    )
+    result = call(python, python.parent, "-c", script, *names)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
 def flip_last_byte(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -75,6 +98,7 @@ def test_edgekit_with_the_cpu_extra_alone(device: Path, bundle: Path, tmp_path: 
         python, tmp_path, "-c", "import importlib.util as u; print([n for n in ('torch','onnx','jinja2') if u.find_spec(n)])"
     )
     assert absent.stdout.strip() == "[]"
+    assert installed(python) <= {"edgekit", "click", "pip", "setuptools"} | needs_of(python, "numpy", "onnxruntime")
     command = str(environment / "bin" / "edgekit")
     result = subprocess.run([command, "verify", str(bundle)], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

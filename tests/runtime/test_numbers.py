@@ -65,17 +65,6 @@ def test_no_percentile_without_enough_samples() -> None:
     assert list(percentiles([1.0] * 10000)) == ["p90", "p95", "p99", "p99.9"]
 
 
-def test_cores_follow_the_cgroup_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"/sys/fs/cgroup/cpu.max": ["150000 100000"]}
-    monkeypatch.setattr(machine, "_lines", lambda path: files.get(path, []))
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert machine.available_cpus() == 1
-    files["/sys/fs/cgroup/cpu.max"] = ["max 100000"]
-    assert machine.available_cpus() == 16
-    files["/sys/fs/cgroup/cpu.max"] = ["400000 100000"]
-    assert machine.available_cpus() == 4
-
-
 def test_the_machine_is_described() -> None:
     about = machine.describe_machine()
     assert about["onnxruntime"]

@@ -16,7 +16,9 @@ data = click.option(
 threads = click.option(
     "--threads", type=click.IntRange(1), help="Threads for onnxruntime and PyTorch.  [default: all available cores]"
 )
-device = click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1, tensorrt or auto.")
+device = click.option(
+    "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1, tensorrt, openvino, … or auto."
+)
 
 
 def thread_count(threads: int | None) -> int:

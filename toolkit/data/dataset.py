@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from architectures.raw_input import Preprocessing
 from runtime.errors import DataError, OptionError
+
+if TYPE_CHECKING:  # it needs torch, and `edgekit run` reads its input on devices that have none
+    from architectures.raw_input import Preprocessing
 
 Rows = NDArray[np.int64]
 TASKS = ("classification", "regression", "language-model", "seq2seq", "masked-lm")
@@ -168,6 +170,8 @@ def _rank_within_class(targets: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _statistics(train: Dataset) -> Preprocessing:
+    from architectures.raw_input import Preprocessing
+
     axes = (0,) if train.kind == "columns" else (0, 2, 3)
     mean = train.inputs.mean(axis=axes, dtype=np.float64)
     deviation = train.inputs.std(axis=axes, dtype=np.float64)

@@ -16,21 +16,45 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bundle import Bundle
     from .errors import EdgekitError
+    from .filling import Filling
+    from .generation.constraints import Trie
+    from .generation.options import Generation, Options
     from .model import Model, Prediction, load
+    from .scoring import Score
     from .session import Session
     from .signature import GraphSignature, StateSpec, TensorSpec
 
-__all__ = ["Bundle", "EdgekitError", "GraphSignature", "Model", "Prediction", "Session", "StateSpec", "TensorSpec", "load"]
+__all__ = [
+    "Bundle",
+    "EdgekitError",
+    "Filling",
+    "Generation",
+    "GraphSignature",
+    "Model",
+    "Options",
+    "Prediction",
+    "Score",
+    "Session",
+    "StateSpec",
+    "TensorSpec",
+    "Trie",
+    "load",
+]
 
 _HOME = {
     "Bundle": "bundle",
     "EdgekitError": "errors",
+    "Filling": "filling",
+    "Generation": "generation.options",
     "GraphSignature": "signature",
     "Model": "model",
+    "Options": "generation.options",
     "Prediction": "model",
+    "Score": "scoring",
     "Session": "session",
     "StateSpec": "signature",
     "TensorSpec": "signature",
+    "Trie": "generation.constraints",
     "load": "model",
 }
 

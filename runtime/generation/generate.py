@@ -193,7 +193,7 @@ class TextGenerator:
 
     def _encode_text(self, text: str) -> list[int]:
         assert self.tokenizer is not None
-        return self.tokenizer.encode(text, strict=True)
+        return self.tokenizer.encode(text)  # what is unknown cannot occur
 
     def _decode(self, tokens: Iterable[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)

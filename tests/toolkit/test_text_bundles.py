@@ -89,7 +89,7 @@ def test_run_takes_named_arrays_of_one_graph_and_refuses_several(
     assert run(["run", str(gpt), "--input", str(tmp_path / "x.npz")]) == 0
     assert capsys.readouterr().out.startswith("logits: float32[1, 1, ")
     assert run(["run", str(seq2seq), "--input", str(tmp_path / "x.npz")]) == 2
-    assert "has several graphs (encoder, decoder), and run works on bundles of one so far" in capsys.readouterr().err
+    assert "has several graphs (encoder, decoder) and --input is for bundles of one" in capsys.readouterr().err
 
 
 def test_bench_times_a_step_of_the_decoder_or_the_graph_that_is_named(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -107,10 +108,13 @@ def _run_texts(
 
     if output:
         raise OptionError("-o saves raw outputs of --input; redirect the output of --text and --stdin, or use --json")
-    scores, stream, settings = (generation.pop(name) for name in ("scores", "stream", "settings"))
+    scores, stream = bool(generation.pop("scores")), bool(generation.pop("stream"))
+    settings: tuple[str, ...] = generation.pop("settings")
     given = {name: value for name, value in generation.items() if value not in (None, ())}
-    given |= dict(parse_option(setting) for setting in settings)
-    lines = (line.rstrip("\n") for line in click.get_text_stream("stdin")) if text is None else [text]
+    given |= dict(map(parse_option, settings))
+    lines: Iterable[str] = [] if text is None else [text]
+    if text is None:
+        lines = (line.rstrip("\n") for line in sys.stdin)
     return run_texts(
         bundle,
         lines,

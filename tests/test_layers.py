@@ -73,12 +73,17 @@ def test_public_names_of_runtime_are_pinned() -> None:
     assert sorted(runtime.__all__) == [
         "Bundle",
         "EdgekitError",
+        "Filling",
+        "Generation",
         "GraphSignature",
         "Model",
+        "Options",
         "Prediction",
+        "Score",
         "Session",
         "StateSpec",
         "TensorSpec",
+        "Trie",
         "load",
     ]
     assert dir(runtime) == sorted(runtime.__all__)

@@ -170,6 +170,8 @@ class BeamSearch:
             beam, rank = divmod(place, keys.shape[1])
             row, hypothesis = group.live[beam]
             logprob = float(values[beam, rank])
+            if logprob == -math.inf:
+                continue
             found.append((hypothesis, Candidate(row, int(ids[beam, rank]), logprob, logprob)))
         return self._moves([group.continue_with(found, self.request)])
 
@@ -201,7 +203,10 @@ class BeamSearch:
 def take_plain_beams(searches: Sequence[BeamSearch], logits: Array) -> list[Moves]:
     """What `take` answers for plain searches, whose rows lie one after the other, for all of them at once."""
     count = max(search.candidates for search in searches)
-    values, ids = top(log_softmax(logits), min(count, logits.shape[-1]))
+    scores = log_softmax(logits)
+    if (pad := searches[0].request.pad) is not None:
+        scores[:, pad] = -np.inf
+    values, ids = top(scores, min(count, logits.shape[-1]))
     moves, start = [], 0
     for search in searches:
         rows = slice(start, start + search.width)

@@ -145,7 +145,7 @@ class TextGenerator:
                 "attention and coverage_penalty need a graph that gives attention, which this bundle does not have"
             )
         filters = filters_for(options, ending=ending, encode=self._encode_text, vocabulary=self.decoder.vocabulary)
-        return Request(options, tuple(tokens), prefix, room, self.special.eos, filters, self._decode, source)
+        return Request(options, tuple(tokens), prefix, room, self.special.eos, filters, self._decode, source, self.special.pad)
 
     def _room(self, prompt: int, prefix: int, options: Options) -> int:
         longest = self.decoder.longest

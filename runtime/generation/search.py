@@ -43,6 +43,7 @@ class Request:
     filters: tuple[Filter, ...]
     decode: Callable[[Iterable[int]], str]
     source: tuple[int, ...] | None = None
+    pad: int | None = None  # never generated: a decoder passes over it
 
     @property
     def ending(self) -> tuple[int, ...]:
@@ -120,6 +121,8 @@ def generation_of(request: Request, hypothesis: Hypothesis) -> Generation:
 
 def edited(request: Request, scores: Array, texts: Sequence[Sequence[int]]) -> None:
     """Apply the request's filters to log-probabilities (rows, vocabulary), in place."""
+    if request.pad is not None:
+        scores[:, request.pad] = -np.inf
     start = len(request.prompt)
     for row, tokens in zip(scores, texts, strict=True):
         everything = [*request.prompt, *tokens]
@@ -167,7 +170,7 @@ class Independent:
         if len(scores) < len(self._live):  # after the prompt, which all texts share
             scores = np.repeat(scores, len(self._live), axis=0)
         alternatives = likeliest(scores, options.alternatives) if options.alternatives else [()] * len(scores)
-        own = scores.copy() if self.request.filters or options.temperature else scores
+        own = scores.copy()
         edited(self.request, scores, [hypothesis.tokens for _, hypothesis in self._live])
         chosen = []
         for row, (number, hypothesis) in zip(scores, self._live, strict=True):
@@ -214,12 +217,23 @@ class Independent:
 
 def take_plain(searches: Sequence[Independent], logits: Array) -> list[Moves]:
     """What `take` answers for plain searches of one row each, for all of them at once."""
-    chosen = logits.argmax(axis=-1)
+    chosen = likeliest_but(logits, searches[0].request.pad)
     logprobs = chosen_logprobs(logits, chosen)
     return [
         search.accept([token], [logprob])
         for search, token, logprob in zip(searches, chosen.tolist(), logprobs.tolist(), strict=True)
     ]
+
+
+def likeliest_but(logits: Array, pad: int | None) -> Array:
+    """The likeliest token of every row, other than padding."""
+    if pad is None:
+        return logits.argmax(axis=-1)
+    before = logits[:, pad].copy()
+    logits[:, pad] = -np.inf
+    chosen = logits.argmax(axis=-1)
+    logits[:, pad] = before
+    return chosen
 
 
 def _seed_of(options: Options, number: int) -> list[int] | None:

@@ -227,12 +227,12 @@ def take_plain(searches: Sequence[Independent], logits: Array) -> list[Moves]:
 
 def likeliest_but(logits: Array, pad: int | None) -> Array:
     """The likeliest token of every row, other than padding."""
-    if pad is None:
-        return logits.argmax(axis=-1)
-    before = logits[:, pad].copy()
-    logits[:, pad] = -np.inf
-    chosen = logits.argmax(axis=-1)
-    logits[:, pad] = before
+    if pad is not None:
+        before = logits[:, pad].copy()
+        logits[:, pad] = -np.inf
+    chosen: Array = logits.argmax(axis=-1)
+    if pad is not None:
+        logits[:, pad] = before
     return chosen
 
 

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 DEMO   ?= demo
 PEERS  ?= .peers
 
-.PHONY: demo test lint types unit bench bench-export bench-decoder results screenshot clean
+.PHONY: demo test lint types unit bench bench-export bench-decoder bench-generation results screenshot clean
 
 # One environment serves every target; it is remade when what it installs changes.
 $(VENV)/ready: pyproject.toml constraints.txt tests/third-party.txt
@@ -44,9 +44,15 @@ bench-export: $(VENV)/ready
 bench-decoder: $(VENV)/ready $(PEERS)/ready
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.bench_decoder --peer $(PEERS)/bin/python
 
-$(PEERS)/ready: tests/peers.txt
+# Generated tokens a second against the tools people use now, and letters → phonemes against PyTorch. About an hour.
+bench-generation: $(VENV)/ready $(PEERS)/ready
+	$(BIN)/python -m tests.bench_generation --peer $(PEERS)/bin/python
+
+$(PEERS)/ready: tests/peers.txt tests/peers-builder.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/peers.txt
+	@# two versions of one library: the second lies in a folder that only onnxruntime-genai's builder is shown
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --target $(PEERS)/builder --upgrade -r tests/peers-builder.txt
 	@touch $@
 
 # Trains every shared recipe that has no finished run in runs/ (hours), and writes docs/results.md.

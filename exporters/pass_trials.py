@@ -17,7 +17,7 @@ from runtime.bundle import Bundle
 from runtime.errors import EdgekitError
 from runtime.session import Session
 from runtime.signature import GraphSignature
-from runtime.state import specified
+from runtime.state import WANTED, specified
 from runtime.verify import OutputComparison, compare
 
 from .parity import Arrays, fresh_inputs
@@ -175,6 +175,8 @@ def _step(signature: GraphSignature, trial: Trial) -> tuple[Sizes, Arrays]:
     for spec in signature.inputs:
         cut = tuple(slice(0, 1) if dim in one else slice(None) for dim in spec.shape)
         inputs[spec.name] = np.array(trial.inputs[spec.name][cut], order="C")
+        if spec.name == WANTED:
+            inputs[spec.name][...] = 0  # there is no other token left
     return sizes, inputs
 
 

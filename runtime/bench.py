@@ -37,6 +37,7 @@ _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4,
 # three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
 # spinning off in onnxruntime the long tails went away too, but nothing further was tried.
 _SETTLE_SECONDS = 0.005
+_LONG_MS = 1000  # a call that takes longer has filled the caches again long before it ends: it needs no warm-up in its turn
 DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
 TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
 
@@ -168,10 +169,10 @@ def bench(
     launched: list[list[Footprint]] = []
     done = 0
     for _ in range(launches):
-        workers: list[_Worker] = []
+        workers: list[Worker] = []
         try:
             for variant in variants:
-                workers.append(_Worker(variant))
+                workers.append(Worker(variant))
             for batch in batches:
                 for worker in workers:
                     worker.prepare(batch)
@@ -224,8 +225,8 @@ def _median_footprint(launches: Sequence[Footprint]) -> Footprint:
     )
 
 
-class _Worker:
-    """The parent's side of one worker process."""
+class Worker:
+    """The parent's side of one worker process: opened and warmed up at the natural batch when it is made."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -241,15 +242,15 @@ class _Worker:
         )
         try:
             self._opened = self._ask({"open": dict(variant.request)})
-            self._ask({"prepare": None})
+            self.prepare(None)
         except BaseException:
             self.close()
             raise
         self._cold_start_ms = (time.perf_counter() - started) * 1000
 
-    def prepare(self, batch: int) -> None:
+    def prepare(self, batch: int | None) -> None:
         call_ms = self._ask({"prepare": batch})["call_ms"]
-        self._warmup = 1 if call_ms > 5 else 3
+        self._warmup = 0 if call_ms > _LONG_MS else 1 if call_ms > 5 else 3
 
     def turn(self, seconds: float) -> list[int]:
         time.sleep(_SETTLE_SECONDS)

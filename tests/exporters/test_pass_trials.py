@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
 from exporters.graph import read_model, signature_of
-from exporters.pass_trials import Trial, Trials, _other_sizes, length_axes, trials_of, workload_of
+from exporters.pass_trials import Trial, Trials, _other_sizes, _step, length_axes, trials_of, workload_of
 from runtime.signature import GraphSignature, StateSpec, TensorSpec
 
 from ..helpers import gemm_model, make_model, save
@@ -119,3 +119,15 @@ def test_a_wrong_graph_fails_and_says_where(tmp_path: Path) -> None:
     assert failed is not None
     assert (failed.output, found) == ("y", trials.goldens[0])
     assert error > failed.allowed
+
+
+def test_the_step_that_is_timed_wants_the_logits_of_the_only_token_it_has() -> None:
+    inputs = (TensorSpec("tokens", "int64", ("batch", "time")), TensorSpec("wanted", "int64", ("kept",)))
+    signature = GraphSignature(inputs, ())
+    golden = Trial(
+        "golden", {"batch": 2, "time": 5, "kept": 2}, {"tokens": np.ones((2, 5), int), "wanted": np.array([3, 1])}, {}
+    )
+    sizes, feeds = _step(signature, golden)
+    assert sizes == {"batch": 1, "time": 1, "kept": 1}
+    assert feeds["tokens"].shape == (1, 1)
+    assert feeds["wanted"].tolist() == [0]

@@ -42,6 +42,7 @@ class Rows:
         decoder = self.decoder
         self.room = room
         self.lengths = np.zeros(room, np.int32)
+        self._numbers = np.arange(room)
         self._history = np.zeros((room, self.capacity), np.int64)  # which call and row wrote each slot
         self._caches = caches_for(decoder, room, self.capacity)
         self._tokens = np.zeros((room, 1), np.int64)
@@ -180,11 +181,14 @@ class Rows:
         if self.decoder.carried:
             values = dict(zip(outputs, binding.get_outputs(), strict=True))
             self._carried = {state.input: values[state.output] for state in self.decoder.carried}
-        number = next(_calls) << _ROW_BITS
-        for row in range(self.count):
-            length = self.lengths[row]
-            self._history[row, length : length + time] = number + row
-        self.lengths[: self.count] += time
+        rows, before = self._numbers[: self.count], self.lengths[: self.count]
+        written = (next(_calls) << _ROW_BITS) + rows
+        if time == 1:
+            self._history[rows, before] = written
+        else:
+            slots = before[:, None] + np.arange(time)
+            self._history[rows[:, None], slots] = written[:, None]
+        before += time
 
     # Choosing rows
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from runtime.bundle import ALIGNMENT
 from runtime.errors import OptionError, UnknownName
 
 from .exportable import Exportable, GraphSource
@@ -33,9 +34,18 @@ def fix_sizes(network: Exportable, sizes: Mapping[str, int]) -> Exportable:
             f"--fix batch={sizes['batch']} with --fix time={sizes['time']}: onnxruntime's kernel continues several rows by one "
             "token only; fix time=1, or use --profile portable"
         )
+    if "time" in sizes and any(graph.name == ALIGNMENT and _has_axis(graph, "time") for graph in network.graphs):
+        raise OptionError(
+            f"--fix time={sizes['time']} with --attention: the attention to the source is computed for a whole text at once; "
+            "leave out one of them"
+        )
     if "time" in sizes and "kept" in known:  # as many logits as tokens, unless fewer were asked for
         sizes = {"kept": sizes["time"], **sizes}
     return replace(network, graphs=tuple(_fixed(graph, sizes) for graph in network.graphs))
+
+
+def _has_axis(graph: GraphSource, label: str) -> bool:
+    return any(label in axes.values() for axes in graph.dynamic_axes.values())
 
 
 def _fixed(graph: GraphSource, sizes: Mapping[str, int]) -> GraphSource:

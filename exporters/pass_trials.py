@@ -168,7 +168,7 @@ def _long_rows(signature: GraphSignature, sizes: Sizes) -> list[dict[str, int]]:
 
 
 def _step(signature: GraphSignature, trial: Trial) -> tuple[Sizes, Arrays]:
-    """The first row and the first new token of a golden, after all of its past."""
+    """The first row and the first new token of a golden, after all of its past, and the logits of that token."""
     one = _batch_axes(signature) | _new_axes(signature)
     sizes = {axis: 1 if axis in one else size for axis, size in trial.sizes.items()}
     inputs = {}

@@ -26,28 +26,32 @@ from runtime.signature import TensorSpec
 
 from .exportable import Exportable, GraphSource
 from .profiles import ONNXRUNTIME, PORTABLE, PROFILES
-from .text_graphs import about_tokens, encoder_decoder, encoder_only, language_model
+from .text_graphs import about_tokens, encoder_decoder, encoder_only, language_model, no_attention
 from .user_network import from_function
 
 _EXAMPLE_BATCH = 3  # torch.export treats sizes 0 and 1 as constants
 
 
-def find_source(text: str, settings: Mapping[str, Any] | None = None, *, profile: str | None = None) -> Exportable:
+def find_source(
+    text: str, settings: Mapping[str, Any] | None = None, *, profile: str | None = None, attention: bool = False
+) -> Exportable:
     """The network that SOURCE names, as it is to be exported. ONNX files are not networks: see adopt.py.
 
-    `profile` is for networks with attention (see profiles.py); None takes what suits the network.
+    `profile` is for networks with attention (see profiles.py); None takes what suits the network. With `attention` an
+    encoder–decoder gives its attention to the source too (see alignment.py).
     """
     path = Path(text)
     if profile is not None and profile not in PROFILES:
         raise UnknownName.of("profile", profile, PROFILES)
     if is_run(path):
         _refuse_settings(text, settings)
-        return from_run(path, profile)
+        return from_run(path, profile, attention)
     if text in CATALOG:
-        return from_architecture(text, settings, profile)
+        return from_architecture(text, settings, profile, attention)
     if ":" in text:
         _refuse_settings(text, settings)
         _refuse_profile(text, profile)
+        _refuse_attention(text, attention)
         return from_function(text)
     if path.is_dir():
         raise SourceError(f"{text} is a directory without run.json; expected a run made by: edgekit train")
@@ -58,7 +62,7 @@ def find_source(text: str, settings: Mapping[str, Any] | None = None, *, profile
     raise UnknownName.of("architecture", text, CATALOG)
 
 
-def from_run(directory: Path, profile: str | None = None) -> Exportable:
+def from_run(directory: Path, profile: str | None = None, attention: bool = False) -> Exportable:
     run = Run.open(directory)
     about = run.preprocessing
     architecture = find(run.architecture)
@@ -71,10 +75,11 @@ def from_run(directory: Path, profile: str | None = None) -> Exportable:
         "metrics": {key: value for key, value in (run.metrics or {}).items() if key != "history"},
     }
     if about is None:
-        network = _on_text(architecture, module, specs, run.task, profile)
+        network = _on_text(architecture, module, specs, run.task, profile, attention)
         tokenizers = run.load_tokenizers(directory)
         return replace(network, labels=run.labels, data=run.data, source=source, tokenizers=tokenizers)
     _refuse_profile(run.architecture, profile)
+    _refuse_attention(run.architecture, attention)
     (spec,) = specs
     trailing = (1,) * (len(about.shape) - 1)
     random = torch.randn((_EXAMPLE_BATCH, *about.shape), generator=torch.Generator().manual_seed(0))
@@ -96,7 +101,9 @@ def _without_path(recipe: dict[str, Any]) -> dict[str, Any]:
     return recipe | {name: {k: v for k, v in recipe[name].items() if k != key} for name, key in sections.items()}
 
 
-def from_architecture(name: str, settings: Mapping[str, Any] | None = None, profile: str | None = None) -> Exportable:
+def from_architecture(
+    name: str, settings: Mapping[str, Any] | None = None, profile: str | None = None, attention: bool = False
+) -> Exportable:
     architecture = find(name)
     config = architecture.configure(settings)
     torch.manual_seed(0)
@@ -105,8 +112,9 @@ def from_architecture(name: str, settings: Mapping[str, Any] | None = None, prof
     source = {"kind": "architecture", "architecture": name, "config": asdict(config)}
     if architecture.takes == ("tokens",):
         task = getattr(config, "task", architecture.task)
-        return replace(_on_text(architecture, module, specs, task, profile), source=source)
+        return replace(_on_text(architecture, module, specs, task, profile, attention), source=source)
     _refuse_profile(name, profile)
+    _refuse_attention(name, attention)
     (spec,) = specs
     shape = [_EXAMPLE_BATCH if isinstance(dim, str) else dim for dim in spec.shape]
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -115,15 +123,22 @@ def from_architecture(name: str, settings: Mapping[str, Any] | None = None, prof
 
 
 def _on_text(
-    architecture: Architecture, module: nn.Module, specs: tuple[TensorSpec, ...], task: str, profile: str | None
+    architecture: Architecture,
+    module: nn.Module,
+    specs: tuple[TensorSpec, ...],
+    task: str,
+    profile: str | None,
+    attention: bool,
 ) -> Exportable:
     generator = preprocessing = None
+    if task != "seq2seq":
+        _refuse_attention(architecture.name, attention)
     if task == "language-model":
         profile = profile or ONNXRUNTIME
         graphs, generator = language_model(module, profile)
     elif task == "seq2seq":
         profile = profile or ONNXRUNTIME
-        graphs, generator = encoder_decoder(module, profile)
+        graphs, generator = encoder_decoder(module, profile, attention=attention)
     else:
         profile = profile or PORTABLE
         graphs = encoder_only(module, tuple(spec.name for spec in specs), task, profile)
@@ -142,3 +157,8 @@ def _refuse_profile(text: str, profile: str | None) -> None:
             f"--profile {profile} fuses the attention of this catalogue's networks on text, and {text} has none; "
             "leave --profile out, and try edgekit optimize on the bundle"
         )
+
+
+def _refuse_attention(text: str, attention: bool) -> None:
+    if attention:
+        raise no_attention(f"{text}, which is no encoder–decoder of the catalogue")

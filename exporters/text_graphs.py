@@ -3,7 +3,8 @@
 BERT and text classifiers    one graph, "model":  tokens [, segments] → logits …
 language models              one graph, "decoder":  tokens, wanted, past.* → logits, present.*; for whole prompts and steps
 encoder–decoders             "encoder":  source → memory.* [, past.*], and
-                             "decoder":  tokens, wanted, memory.*, past.* → logits, present.*
+                             "decoder":  tokens, wanted, memory.*, past.* → logits, present.*; and on request
+                             "alignment":  the decoder's attention to the source (see alignment.py)
 
 An output of the encoder with the name of a decoder's input is the value of that input: at every step (memory), or before the
 first one (past). `wanted` are the positions of the tokens whose logits are computed: of a long prompt only the last one's are
@@ -22,11 +23,12 @@ from architectures.architecture import output_name
 from architectures.layers.reading import choose, shift_to_front
 from architectures.layers.recurrent import PAD
 from architectures.seq2seq import AttentionSeq2Seq
-from runtime.bundle import DECODER, ENCODER
+from runtime.bundle import ALIGNMENT, DECODER, ENCODER
 from runtime.errors import OptionError
 from runtime.signature import StateSpec
 from runtime.state import WANTED
 
+from .alignment import ATTENTION, alignment_of, looks_at_its_source
 from .exportable import MODEL, Generator, GraphSource
 from .profiles import ONNXRUNTIME, using
 
@@ -142,8 +144,11 @@ def language_model(network: Network, profile: str) -> tuple[tuple[GraphSource, .
     return (_decoder(network, about, profile, {}),), about
 
 
-def encoder_decoder(network: Network, profile: str) -> tuple[tuple[GraphSource, ...], Generator]:
+def encoder_decoder(network: Network, profile: str, *, attention: bool = False) -> tuple[tuple[GraphSource, ...], Generator]:
+    """Encoder and decoder, and with `attention` the graph of the decoder's attention to the source."""
     _check_longest(network)
+    if attention and not looks_at_its_source(network):
+        raise no_attention("an encoder–decoder without attention")
     source_vocabulary = _embedding(network, source=True).num_embeddings
     vocabulary = _embedding(network).num_embeddings
     about = Generator(network, vocabulary, _pad(network), source_vocabulary=source_vocabulary, longest=_longest(network))
@@ -162,7 +167,15 @@ def encoder_decoder(network: Network, profile: str) -> tuple[tuple[GraphSource, 
     encoder = GraphSource(module, examples, axes, (*memory_names, *states), ENCODER, draw=draw)
     outputs = encoder.call(examples)
     memory: Tensors = {name: (_memory_dims(name, outputs[name]), outputs[name].dtype) for name in memory_names}
-    return (encoder, _decoder(network, about, profile, memory)), about
+    graphs = (encoder, _decoder(network, about, profile, memory))
+    return (*graphs, _alignment(network, about, profile, memory)) if attention else graphs, about
+
+
+def no_attention(what: str) -> OptionError:
+    return OptionError(
+        f"--attention adds the weights with which a decoder looks at its source, and this is {what}; leave --attention out, "
+        "or take transformer or seq2seq-attention"
+    )
 
 
 def _decoder(network: Network, about: Generator, profile: str, memory: Tensors) -> GraphSource:
@@ -183,6 +196,27 @@ def _decoder(network: Network, about: Generator, profile: str, memory: Tensors) 
     module = Decoder(network, profile, memories=len(memory)).eval()
     outputs = ("logits", *(state.output for state in states))
     return GraphSource(module, draw(_EXAMPLE, 0), axes, outputs, DECODER, states=states, draw=draw)
+
+
+def _alignment(network: Network, about: Generator, profile: str, memory: Tensors) -> GraphSource:
+    one_token = _takes_one_token(network)
+    states = _states(network, profile) if one_token else ()
+    if one_token:
+        tensors = memory | _state_tensors(network, profile)
+    else:
+        tensors = {name: memory[name] for name in list(memory)[:-1]}  # nothing depends on the last layer's values
+
+    def draw(sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
+        random = torch.Generator().manual_seed(seed)
+        time = 1 if one_token else sizes["time"]
+        tokens = _ragged(random, sizes["batch"], time, about.vocabulary, about.pad, left=bool(seed % 2))
+        return {"tokens": tokens} | _draw(random, {**sizes, "time": time}, tensors)
+
+    axes = {"tokens": {0: "batch"} if one_token else {0: "batch", 1: "time"}}
+    for name, (dims, _) in tensors.items():
+        axes[name] = {axis: dim for axis, dim in enumerate(dims) if isinstance(dim, str)}
+    outputs = (ATTENTION, *(state.output for state in states))
+    return GraphSource(alignment_of(network).eval(), draw(_EXAMPLE, 0), axes, outputs, ALIGNMENT, states=states, draw=draw)
 
 
 def _states(network: Network, profile: str) -> tuple[StateSpec, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from architectures.catalog import CATALOG, find
 from architectures.run_directory import Run, is_run
 from runtime.bench import DEFAULT_PAST, BenchReport, Variant, bundle_variant
-from runtime.bundle import Bundle
+from runtime.bundle import DECODER, Bundle
 from runtime.errors import OptionError
 from runtime.feeds import batch_axis_of, natural_batch
 from runtime.statistics import Estimate
@@ -34,7 +34,8 @@ def bundle_variants(
 
 def default_batches(paths: tuple[str, ...]) -> tuple[int, ...]:
     """1, 8 and 32, or the only batch that a graph with fixed sizes takes."""
-    signatures = [list(Bundle.open(path).manifest.graphs.values())[-1].signature for path in paths]
+    graphs = [Bundle.open(path).manifest.graphs for path in paths]
+    signatures = [of_bundle[DECODER if DECODER in of_bundle else next(iter(of_bundle))].signature for of_bundle in graphs]
     fixed = [natural_batch(signature) for signature in signatures if batch_axis_of(signature) is None]
     return (fixed[0],) if fixed else (1, 8, 32)
 

@@ -1,6 +1,10 @@
 """Beam search: the `beams` best texts so far are continued together.
 
     score = Σ log-probabilities / length ** length_penalty          (Wu et al., 2016, without the constant)
+          + coverage_penalty · Σ_source log min(Σ_target attention, 1)
+
+The second part, from the same paper, is added when the search is over: it ranks the texts that finished, of which the best
+`beams` by the first part are kept. Attention is counted over all tokens, the ending one too; see alignment.py.
 
 Candidates are the best continuations of all beams; one that ends, if it is among the first `beams`, becomes a finished text,
 the others go on. Groups of beams take turns, and a group pays `diversity` for every token that earlier groups took at this step
@@ -25,9 +29,10 @@ from .search import (
     Hypothesis,
     Moves,
     Request,
+    aligned,
     edited,
     finish_of,
-    generation_of,
+    generations_of,
     likeliest,
     no_token_left,
 )
@@ -189,10 +194,12 @@ class BeamSearch:
         """The finished texts, the best first."""
         options = self.request.options
         found = [hypothesis for group in self.groups for hypothesis in group.finished]
+        if options.coverage_penalty:
+            found = aligned(self.request, found)
         return sorted(found, key=lambda item: -item.normalised(options))
 
     def results(self) -> list[Generation]:
-        return [generation_of(self.request, hypothesis) for hypothesis in self.finished()[: self.request.options.n_best]]
+        return generations_of(self.request, self.finished()[: self.request.options.n_best])
 
     def stable(self) -> tuple[int, ...]:
         texts = [hypothesis.tokens for group in self.groups if not group.done for _, hypothesis in group.live]

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle import DECODER, ENCODER, MANY, Bundle
+from ..bundle import ALIGNMENT, DECODER, ENCODER, MANY, Bundle
 from ..errors import FeedError, GenerationError, OptionError
 from ..machine import available_memory
 from ..session import Session
 from ..state import LOGITS
 from ..text import Tokenizer
+from .alignment import Align, aligner
 from .beam import common_beginning
 from .decoder import Decoder, source_axis
 from .filters import filters_for
@@ -46,12 +47,14 @@ class TextGenerator:
         special: SpecialTokens,
         source_tokenizer: Tokenizer | None,
         tokenizer: Tokenizer | None,
+        alignment: Session | None = None,
     ) -> None:
         self.decoder = decoder
         self.encoder = encoder
         self.special = special
         self.source_tokenizer = source_tokenizer
         self.tokenizer = tokenizer
+        self.alignment = alignment
 
     # What an application calls
 
@@ -140,12 +143,30 @@ class TextGenerator:
             raise OptionError(
                 "stop and bad_words are texts, and this bundle has no tokenizer; use stop_tokens and token numbers"
             )
-        if options.attention or options.coverage_penalty:
-            raise OptionError(
-                "attention and coverage_penalty need a graph that gives attention, which this bundle does not have"
-            )
+        align = self._aligner(source, tokens) if options.attention or options.coverage_penalty else None
         filters = filters_for(options, ending=ending, encode=self._encode_text, vocabulary=self.decoder.vocabulary)
-        return Request(options, tuple(tokens), prefix, room, self.special.eos, filters, self._decode, source, self.special.pad)
+        return Request(
+            options,
+            tuple(tokens),
+            prefix,
+            room,
+            self.special.eos,
+            filters,
+            self._decode,
+            source,
+            pad=self.special.pad,
+            align=align,
+        )
+
+    def _aligner(self, source: Sequence[int] | None, prompt: Sequence[int]) -> Align:
+        if source is None:
+            raise OptionError("attention and coverage_penalty look at a source, and a language model has none; leave them out")
+        if self.alignment is None:
+            raise OptionError(
+                "attention and coverage_penalty need the graph 'alignment', which this bundle does not have; make the bundle "
+                "with: edgekit export … --attention"
+            )
+        return aligner(self.alignment, lambda: self.encode([source]), prompt, len(source))
 
     def _room(self, prompt: int, prefix: int, options: Options) -> int:
         longest = self.decoder.longest
@@ -246,7 +267,12 @@ def text_generator(bundle: Bundle, sessions: Mapping[str, Session]) -> TextGener
     special = SpecialTokens(about.get("bos"), about.get("eos"), about.get("pad"))
     target = tokenizers.get("target") or tokenizers.get("text")
     return TextGenerator(
-        decoder, sessions.get(ENCODER), special=special, source_tokenizer=tokenizers.get("source"), tokenizer=target
+        decoder,
+        sessions.get(ENCODER),
+        special=special,
+        source_tokenizer=tokenizers.get("source"),
+        tokenizer=target,
+        alignment=sessions.get(ALIGNMENT),
     )
 
 

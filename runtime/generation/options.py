@@ -37,7 +37,9 @@ class Options:
     # beam search
     n_best: int = 1
     length_penalty: float = 1.0  # score = sum of log-probabilities / length ** length_penalty
-    coverage_penalty: float = 0.0  # ranks down what leaves parts of the source without attention (encoder–decoders)
+    # ranks down what leaves parts of the source without attention: score += coverage_penalty · Σ_source log min(Σ_target
+    # attention, 1); for bundles of encoder–decoders made by edgekit export --attention
+    coverage_penalty: float = 0.0
     early_stopping: str = "bound"  # "bound": when no beam looks better; "count": at beams × patience texts; "never": when sure
     patience: float = 1.0
     groups: int = 1  # of beams that avoid each other's tokens …
@@ -54,7 +56,7 @@ class Options:
     constraint: Constraint | None = None
     # what comes back
     alternatives: int = 0  # the likeliest tokens at every step with their log-probabilities
-    attention: bool = False  # the weights of every generated token on the source's
+    attention: bool = False  # the weights of every generated token on the source's; needs edgekit export --attention
     speculate: bool = False  # verify guesses from the text so far; never changes the answer
 
     def __post_init__(self) -> None:
@@ -150,9 +152,9 @@ class Options:
 class Generation:
     """One generated text. `finish` is "eos", "stop" (a stop token or text) or "length".
 
-    `score` is the sum of the log-probabilities, with the penalties that ranked it, divided by length ** length_penalty;
-    `token_logprobs` are the network's own, of each of `tokens`. `tokens` end before <eos> or the stop; what `score` counts
-    includes it.
+    `score` is the sum of the log-probabilities, with the penalties that ranked it, divided by length ** length_penalty, with
+    the coverage term of beam.py; `token_logprobs` are the network's own, of each of `tokens`. `tokens` end before <eos> or the
+    stop; what `score` counts includes it.
     """
 
     text: str

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GenerationError
+from .alignment import Align, coverage
 from .filters import Filter
 from .numeric import chosen_logprobs, log_softmax, top
 from .options import Generation, Options
@@ -44,6 +45,7 @@ class Request:
     decode: Callable[[Iterable[int]], str]
     source: tuple[int, ...] | None = None
     pad: int | None = None  # never generated: a decoder passes over it
+    align: Align | None = None  # where attention is asked for, or ranks
 
     @property
     def ending(self) -> tuple[int, ...]:
@@ -57,16 +59,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text in the making. `total` is the sum of the scores, `logprobs` are the network's own."""
+    """A text in the making. `total` is the sum of the scores, `logprobs` are the network's own.
+
+    `attention` (tokens, source tokens) and `coverage` are known of finished texts, where they were asked for.
+    """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     total: float = 0.0
     alternatives: tuple[Alternatives, ...] = ()
     finish: str | None = None
+    attention: Array | None = field(default=None, compare=False)
+    coverage: float = 0.0
 
     def normalised(self, options: Options) -> float:
-        return float(self.total / max(1, len(self.tokens)) ** options.length_penalty)
+        score = self.total / max(1, len(self.tokens)) ** options.length_penalty
+        return float(score + options.coverage_penalty * self.coverage)
 
 
 class Search(Protocol):
@@ -116,7 +124,25 @@ def generation_of(request: Request, hypothesis: Hypothesis) -> Generation:
         hypothesis.logprobs[:kept],
         hypothesis.finish or "length",
         hypothesis.alternatives[:kept],
+        None if hypothesis.attention is None else hypothesis.attention[:kept],
     )
+
+
+def generations_of(request: Request, hypotheses: Sequence[Hypothesis]) -> list[Generation]:
+    """The results, with attention if the request asks for it."""
+    if request.options.attention and any(hypothesis.attention is None for hypothesis in hypotheses):
+        hypotheses = aligned(request, hypotheses)
+    elif not request.options.attention:
+        hypotheses = [replace(hypothesis, attention=None) for hypothesis in hypotheses]
+    return [generation_of(request, hypothesis) for hypothesis in hypotheses]
+
+
+def aligned(request: Request, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """The same with their attention and coverage."""
+    assert request.align is not None
+    weights = request.align([hypothesis.tokens for hypothesis in hypotheses])
+    pairs = zip(hypotheses, weights, strict=True)
+    return [replace(hypothesis, attention=found, coverage=coverage(found)) for hypothesis, found in pairs]
 
 
 def edited(request: Request, scores: Array, texts: Sequence[Sequence[int]]) -> None:
@@ -208,7 +234,7 @@ class Independent:
         return Moves(parents, tokens)
 
     def results(self) -> list[Generation]:
-        return [generation_of(self.request, self._done[number]) for number in sorted(self._done)]
+        return generations_of(self.request, [self._done[number] for number in sorted(self._done)])
 
     def stable(self) -> tuple[int, ...]:
         first = self._done.get(0) or next((hypothesis for number, hypothesis in self._live if number == 0), Hypothesis())

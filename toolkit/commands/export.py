@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--opset", type=click.IntRange(18, 24), help="ONNX operator set.  [default: 20]")
 @click.option("--fix", "fixed", multiple=True, metavar="AXIS=SIZE", help="A fixed size for a dynamic axis, e.g. batch=1.")
 @click.option("--external-data", is_flag=True, help="Keep weights in a file of their own (always so above 2 GB).")
+@click.option("--attention", is_flag=True, help="Add a graph of the attention to the source, where there is such.")
 @click.option("--thorough", is_flag=True, help="Prove it at more sizes and on more texts.")
 @options.settings
 @options.force
@@ -36,6 +37,7 @@ def export(
     opset: int | None,
     fixed: tuple[str, ...],
     external_data: bool,
+    attention: bool,
     thorough: bool,
     settings: tuple[str, ...],
     force: bool,
@@ -66,9 +68,10 @@ def export(
     if source.lower().endswith(".onnx"):
         from exporters.adopt import adopt
 
-        if settings or opset or profile or fixed or external_data or thorough:
+        if settings or opset or profile or fixed or external_data or attention or thorough:
             raise OptionError(
-                "--set, --opset, --profile, --fix, --external-data and --thorough are for networks; a .onnx file is what it is"
+                "--set, --opset, --profile, --fix, --external-data, --attention and --thorough are for networks; "
+                "a .onnx file is what it is"
             )
         report = adopt(source, output, force=force, progress=note)
     else:
@@ -77,7 +80,7 @@ def export(
         from exporters.source import find_source
         from exporters.trace import DEFAULT_OPSET
 
-        network = find_source(source, parse_settings(settings), profile=profile)
+        network = find_source(source, parse_settings(settings), profile=profile, attention=attention)
         report = export_network(
             fix_sizes(network, _sizes(fixed)),
             output,

@@ -136,7 +136,7 @@ def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
             known[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
             graph.initializer.append(known[name])
         graph.node.remove(node)
-    _drop_unread_weights(model)
+    drop_unread_weights(model)
     return model
 
 
@@ -153,7 +153,7 @@ def _alone(node: onnx.NodeProto, model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.helper.make_model(alone, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def _drop_unread_weights(model: onnx.ModelProto) -> None:
+def drop_unread_weights(model: onnx.ModelProto) -> None:
     read = {name for graph in graphs_of(model) for node in graph.node for name in node.input}
     read |= {value.name for value in model.graph.output}
     kept = [tensor for tensor in model.graph.initializer if tensor.name in read]

@@ -8,34 +8,30 @@ two copies of the same bundle is this machine's noise, and "slower" means slower
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-from numpy.typing import NDArray
-
-from runtime.bench import bench, bundle_variant
-from runtime.bundle import Bundle, Manifest, Tolerance, lineage_step, write_bundle
+from runtime.bench import DEFAULT_PAST, bench, bundle_variant
+from runtime.bundle import DECODER, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
 from runtime.feeds import natural_batch
-from runtime.machine import cpu_features
 from runtime.metrics import Metric
 from runtime.session import Session
+from runtime.signature import GraphSignature
+from runtime.state import specified
 from runtime.statistics import Estimate
 from runtime.verify import max_error
 
-from .graph import operators_of, read_model, requirements_of
+from .crossover import ROWS, crossover
+from .quantized_graphs import Converted, convert, draft, refuse_unchanged
 from .quantizers import SCHEMES
-from .quantizers.scheme import NodeDecision, Request, decide, with_node_names
+from .quantizers.scheme import Calibration, NodeDecision
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
 _TOLERANCE_MARGIN = 2.0
-_INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
-
-Calibration = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
 
 
 @dataclass(frozen=True)
@@ -45,12 +41,13 @@ class Quality:
     metric: Metric
     measure: Callable[[Bundle], float]
     data: str  # what it is measured on, for the report
+    details: Callable[[Bundle], str] | None = None  # further figures of a bundle that was measured
 
 
 @dataclass(frozen=True)
 class Budget:
     max_drop: float | None = None  # in percent; None: the metric's own default
-    for_size: bool = False  # a slower result is acceptable
+    for_size: bool = False  # a slower result is acceptable, and a second form of a decoder for the sake of speed is not
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,7 @@ class QuantizeReport:
     max_drop: float
     nodes: tuple[NodeDecision, ...]
     refusals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # further figures
 
     def __bool__(self) -> bool:
         return not self.refusals
@@ -145,27 +143,19 @@ def quantize(
     progress: Callable[[str], None] = lambda step: None,
 ) -> QuantizeReport:
     """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures."""
-    if scheme not in SCHEMES:
-        raise UnknownName.of("scheme", scheme, SCHEMES)
-    if bundle.manifest.precision != "fp32":
-        raise QuantizationRefused(
-            f"{bundle.root.name} is already {bundle.manifest.precision}; quantize its fp32 parent instead"
-        )
-    if SCHEMES[scheme].needs_calibration and calibration is None:
-        raise OptionError(f"{scheme} needs samples to calibrate on; pass --data FILE")
+    _refuse_request(bundle, scheme, calibration)
     progress(f"quantizing to {scheme}")
-    model, nodes = _convert(bundle, scheme, only, exclude, calibration)
+    converted = convert(bundle, scheme, only, exclude, calibration)
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
-        manifest, files = _draft(bundle, model, scheme)
-        candidate = write_bundle(Path(folder) / "candidate.bundle", manifest, files)
-        _refuse_unchanged(bundle, candidate, model, scheme)
-        _refuse_unrunnable(candidate, scheme, threads)
+        if budget is not None and budget.for_size:
+            converted = converted.without(MANY)
+        candidate, files, notes = _candidate(bundle, converted, scheme, threads, Path(folder), progress)
         progress("measuring latency against the original")
-        speed = measure_speed(
-            bundle, candidate, natural_batch(bundle.graph()[1].signature) if batch is None else batch, threads
-        )
+        speed = measure_speed(bundle, candidate, natural_batch(_timed_signature(bundle)) if batch is None else batch, threads)
         progress(f"measuring {quality.metric.name} on {quality.data}")
         scores = (quality.measure(bundle), quality.measure(candidate))
+        if quality.details is not None:
+            notes = (quality.details(candidate), *notes)
         report = QuantizeReport(
             scheme=scheme,
             only=only,
@@ -183,15 +173,54 @@ def quantize(
             metric_data=quality.data,
             metric_before=scores[0],
             metric_after=scores[1],
-            nodes=nodes,
+            nodes=converted.nodes,
+            notes=notes,
             **judge(speed, quality.metric, scores, budget or Budget()),
         )
         if not report:
             raise MeasuredRefusal(report)
         step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
-        final = replace(manifest, lineage=lineage_step("quantize", bundle, **step), tolerance=_tolerance(candidate, scheme))
+        lineage = lineage_step("quantize", bundle, **step)
+        final = replace(candidate.manifest, lineage=lineage, tolerance=_tolerance(candidate, scheme))
         write_bundle(target, final, files, force=force)
     return report
+
+
+def _refuse_request(bundle: Bundle, scheme: str, calibration: Calibration | None) -> None:
+    if scheme not in SCHEMES:
+        raise UnknownName.of("scheme", scheme, SCHEMES)
+    if bundle.manifest.precision != "fp32":
+        raise QuantizationRefused(
+            f"{bundle.root.name} is already {bundle.manifest.precision}; quantize its fp32 parent instead"
+        )
+    if SCHEMES[scheme].needs_calibration and calibration is None:
+        raise OptionError(f"{scheme} needs samples to calibrate on; pass --data FILE")
+
+
+def _candidate(
+    bundle: Bundle, converted: Converted, scheme: str, threads: int, folder: Path, progress: Callable[[str], None]
+) -> tuple[Bundle, dict[str, bytes | Path], tuple[str, ...]]:
+    """The quantized bundle before it is judged, its files, and what there is to say about it."""
+    manifest, files = draft(bundle, converted, scheme)
+    candidate = write_bundle(folder / "candidate.bundle", manifest, files)
+    refuse_unchanged(bundle, candidate, converted, scheme)
+    _refuse_unrunnable(candidate, scheme, threads)
+    if MANY not in converted.models:
+        return candidate, files, ()
+    progress("measuring the form for many rows")
+    rows = crossover(candidate, threads)
+    if rows is None:
+        manifest, files = draft(bundle, converted.without(MANY), scheme)
+        note = f"the decoder's form for many rows was left out: it is not faster at {ROWS[-1]} rows, or their number is fixed"
+    else:
+        manifest = replace(manifest, generation={**(manifest.generation or {}), "many_rows_from": rows})
+        note = f"{MANY} is the faster form of the decoder from {rows} rows on"
+    return write_bundle(folder / "final.bundle", manifest, files), files, (note,)
+
+
+def _timed_signature(bundle: Bundle) -> GraphSignature:
+    """Of the graph that is timed: the only one, or the decoder."""
+    return bundle.graph(None if len(bundle.manifest.graphs) == 1 else DECODER)[1].signature
 
 
 def judge(speed: Speed, metric: Metric, scores: tuple[float, float], budget: Budget) -> dict[str, Any]:
@@ -212,66 +241,19 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], budget: Bud
     return {"drop": drop, "max_drop": allowed, "refusals": tuple(refusals)}
 
 
-def _convert(
-    bundle: Bundle, scheme: str, only: tuple[str, ...], exclude: tuple[str, ...], calibration: Calibration | None
-) -> tuple[onnx.ModelProto, tuple[NodeDecision, ...]]:
-    model = with_node_names(read_model(bundle.graph_path()))
-    decisions = decide(SCHEMES[scheme], model, only, exclude)
-    chosen = [decision for decision in decisions if decision.quantized]
-    request = Request(
-        model=model,
-        nodes=tuple(decision.node for decision in chosen),
-        operators=tuple(sorted({decision.operator for decision in chosen})),
-        narrowed=bool(only or exclude),
-        calibration=calibration,
-    )
-    try:
-        return SCHEMES[scheme].apply(request), tuple(decisions)
-    except EdgekitError:
-        raise
-    except Exception as error:  # a quantizer's own failure on a graph it does not understand
-        reason = " ".join(str(error).split())[:300]
-        raise QuantizationRefused(f"{scheme} cannot be applied to this graph: {type(error).__name__}: {reason}") from error
-
-
-def _draft(bundle: Bundle, model: onnx.ModelProto, scheme: str) -> tuple[Manifest, dict[str, bytes | Path]]:
-    """The manifest and files of the candidate: the parent's goldens with the new graph."""
-    name, graph = bundle.graph()
-    files: dict[str, bytes | Path] = {golden.file: bundle.root / golden.file for golden in bundle.manifest.goldens}
-    files[graph.file] = model.SerializeToString()
-    requirements = requirements_of(model)
-    if scheme.startswith("int8"):
-        requirements["cpu_features"] = [feature for feature in cpu_features() if feature in _INT8_FEATURES]
-    lineage = lineage_step("quantize", bundle, scheme=scheme)
-    graphs = {name: replace(graph, weights=())}  # weights from separate files are inside the graph now
-    manifest = replace(bundle.manifest, graphs=graphs, precision=scheme, requirements=requirements, lineage=lineage)
-    return manifest, files
-
-
-def _refuse_unchanged(before: Bundle, after: Bundle, model: onnx.ModelProto, scheme: str) -> None:
-    if operators_of(model) == operators_of(read_model(before.graph_path())) and scheme != "fp16":
-        raise QuantizationRefused(f"{scheme} changed no operator of this graph, so it would do nothing")
-    if after.graph_bytes >= before.graph_bytes:
-        raise QuantizationRefused(
-            f"{scheme} does not make it smaller: {before.graph_bytes:,} → {after.graph_bytes:,} bytes; it holds too few weights"
-        )
-
-
 def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
     """Some conversions crash the process that loads them: try it in a process of its own."""
     try:
-        bench([bundle_variant(candidate.root, name="candidate", threads=threads)], batches=(), threads=threads, launches=1)
+        variant = bundle_variant(candidate.root, name="candidate", threads=threads, past=_past(candidate))
+        bench([variant], batches=(), threads=threads, launches=1)
     except EdgekitError as error:
         raise QuantizationRefused(f"{scheme} gives a graph that onnxruntime cannot run: {error}") from error
 
 
 def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
     """Interleaved timing of the candidate, the original, and the original again as a control."""
-    variants = [
-        bundle_variant(before.root, name="original", threads=threads),
-        bundle_variant(before.root, name="control", threads=threads),
-        bundle_variant(after.root, name="candidate", threads=threads),
-    ]
+    bundles = (("original", before), ("control", before), ("candidate", after))
+    variants = [bundle_variant(bundle.root, name=name, threads=threads, past=_past(bundle)) for name, bundle in bundles]
     for launches in (3, 6):
         report = bench(variants, batches=(batch,), threads=threads, launches=launches)
         ratio, noise = report.timing("candidate", batch).ratio, report.timing("control", batch).ratio
@@ -283,12 +265,20 @@ def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Sp
     return Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads)  # by the paired ratio: medians alone drift
 
 
+def _past(bundle: Bundle) -> int:
+    """Tokens before the step that is timed: the usual number, or as many as leave a position."""
+    longest = (bundle.manifest.generation or {}).get("longest")
+    return DEFAULT_PAST if longest is None else min(DEFAULT_PAST, longest - 1)
+
+
 def _tolerance(candidate: Bundle, scheme: str) -> dict[str, dict[str, Tolerance]]:
     """The goldens stay PyTorch's answers; a quantized graph may differ from them by twice what it differed when it was made."""
     errors: dict[str, dict[str, float]] = {}
+    graphs = candidate.manifest.graphs
+    sessions = {name: Session(candidate.graph_path(name), graph.signature, device="cpu") for name, graph in graphs.items()}
     for entry, inputs, expected in candidate.goldens():
-        session = Session(candidate.graph_path(entry.graph), candidate.manifest.graphs[entry.graph].signature, device="cpu")
-        actual = session.run(inputs)
+        session = sessions[entry.graph]
+        actual = specified(session.signature.states, session.run(inputs))
         for name, reference in expected.items():
             known = errors.setdefault(entry.graph, {})
             known[name] = max(known.get(name, 0.0), max_error(actual[name], reference))

@@ -20,18 +20,19 @@ _ALIGNMENT = 4096  # of a tensor in the file: one page, so that it can be mapped
 
 
 def pack_graphs(
-    models: Mapping[str, onnx.ModelProto], *, folder: Path | None = None, external: bool = False
+    models: Mapping[str, onnx.ModelProto], *, folder: Path | None = None, external: bool = False, once: bool = False
 ) -> tuple[dict[str, bytes | Path], dict[str, tuple[str, ...]]]:
     """Files of the graphs, `NAME.onnx` and perhaps WEIGHTS_FILE, and for each graph the weight files it reads.
 
-    With `external` every large tensor goes to the weights file, not only those that are shared. A graph whose weights are
-    already in a file in `folder` (see trace.py) keeps it.
+    With `external` every large tensor goes to the weights file, not only those that are shared; with `once` those too that one
+    graph holds twice, perhaps in different shapes. A graph whose weights are already in a file in `folder` (see trace.py) keeps
+    it.
     """
     separate = {name: file for name, model in models.items() if (file := _file_of(model))}
     keys = {name: {tensor.name: _key(tensor) for tensor in large_tensors(model)} for name, model in models.items()}
     owners: dict[str, int] = {}
     for of_graph in keys.values():
-        for key in set(of_graph.values()):
+        for key in of_graph.values() if once else set(of_graph.values()):
             owners[key] = owners.get(key, 0) + 1
     outside = {key for key, count in owners.items() if external or count > 1}
     places: dict[str, tuple[int, int]] = {}

@@ -21,8 +21,9 @@ from exporters.check import check
 from exporters.export import ExportReport, export
 from exporters.exportable import Exportable
 from exporters.optimize import optimize
-from exporters.quantize import Budget, Calibration, MeasuredRefusal, Quality, QuantizeReport, quantize
+from exporters.quantize import Budget, MeasuredRefusal, Quality, QuantizeReport, quantize
 from exporters.quantizers import SCHEMES
+from exporters.quantizers.scheme import Calibration
 from exporters.source import find_source
 from runtime.bench import BenchReport, bench, bundle_variant
 from runtime.bundle import Bundle
@@ -164,7 +165,8 @@ def _quantize_all(
     progress: Progress,
 ) -> tuple[list[VariantResult], list[QuantizeReport]]:
     """Every scheme on the whole graph; where that is refused, on one operator type alone, the heaviest first."""
-    applicable = [name for name, scheme in SCHEMES.items() if calibration is not None or not scheme.needs_calibration]
+    usual = {name: scheme for name, scheme in SCHEMES.items() if not scheme.takes_text}  # those for text must be asked for
+    applicable = [name for name, scheme in usual.items() if calibration is not None or not scheme.needs_calibration]
     results: list[VariantResult] = []
     attempts: list[QuantizeReport] = []
 
@@ -198,7 +200,7 @@ def _quantize_all(
 
     results += [
         VariantResult(name, "not tried", reason="needs --data to calibrate on")
-        for name in SCHEMES
+        for name in usual
         if not schemes and name not in applicable
     ]
     for scheme in schemes or applicable:

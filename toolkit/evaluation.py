@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.quantize import Calibration, Quality
+from exporters.likelihood import generates, quality_of_text
+from exporters.quantize import Quality
+from exporters.quantizers.scheme import Calibration
 from runtime.bundle import Bundle
 from runtime.errors import DataError, OptionError
 from runtime.feeds import batch_axis_of
@@ -21,7 +23,7 @@ from runtime.session import Session
 from .data.arrays import load_feeds
 from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
-from .opening import refuse_text
+from .opening import refuse_text, takes_text
 
 _BATCH = 64
 _CALIBRATION_ROWS = 512  # measured ranges of min-max settle well before that on the networks here
@@ -111,9 +113,18 @@ def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
 
 def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration | None]:
     """How to judge variants of `bundle`, and samples to calibrate on. Without labels: agreement with `bundle` itself."""
+    if takes_text(bundle.manifest):
+        if path is not None:
+            raise OptionError(
+                f"--data is for networks on images and columns so far, and {bundle.root.name} takes text; leave it out: "
+                "quality is then measured on the network's own answers"
+            )
+        if generates(bundle):
+            return quality_of_text(bundle), None
     recorded = bundle.manifest.data
+    on_text = takes_text(bundle.manifest)
     unknown = path is None and recorded is not None and recorded["name"] not in DATASETS  # the user's own, and not at hand
-    found = None if unknown else data_for(bundle, path)
+    found = None if unknown or on_text else data_for(bundle, path)
     if found is not None:
         spec = bundle.graph()[1].signature.inputs[0]
         metric = METRICS[bundle.manifest.task]
@@ -124,8 +135,13 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
             found.description,
         )
         return quality, lambda: ({spec.name: part} for part in _parts(rows, _row_limit(bundle)))
-    feeds = load_feeds(Path(path), bundle.graph()[1].signature) if path else None
-    batches = list(_feed_parts(bundle, feeds)) if feeds else [inputs for _, inputs, _ in bundle.goldens()]
+    if path is None:
+        return _agreement(bundle, [inputs for _, inputs, _ in bundle.goldens()], "the goldens' inputs"), None
+    batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
+    return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda: iter(batches)
+
+
+def _agreement(bundle: Bundle, batches: list[dict[str, NDArray[Any]]], where: str) -> Quality:
     reference = _outputs(bundle, batches)
     metric = METRICS["tensors"]
 
@@ -133,8 +149,7 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         """Agreement of the output that agrees least."""
         return min(metric.compute(values, reference[name]) for name, values in _outputs(variant, batches).items())
 
-    where = f"the samples of {Path(path).name}" if path else "the goldens' inputs"
-    return Quality(metric, measure, f"{where}, against fp32"), (lambda: iter(batches)) if feeds else None
+    return Quality(metric, measure, f"{where}, against fp32")
 
 
 def _split(data: Dataset, recorded: Any) -> BundleData:

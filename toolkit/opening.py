@@ -17,12 +17,12 @@ def takes_text(manifest: Manifest) -> bool:
     return manifest.task in _ON_TEXT or bool(manifest.tokenizers)
 
 
-def refuse_text(bundle: Bundle, verb: str) -> None:
+def refuse_text(bundle: Bundle, verb: str, instead: str = "check, optimize, quantize, verify and bench work on it") -> None:
     """For commands that work on images and columns so far."""
     if takes_text(bundle.manifest):
         raise OptionError(
             f"{verb} works on networks on images and columns so far, and {bundle.root.name} takes text "
-            f"(its task is {bundle.manifest.task}); check, optimize, verify and bench work on it"
+            f"(its task is {bundle.manifest.task}); {instead}"
         )
 
 

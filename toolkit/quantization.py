@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exporters.quantize import Budget, QuantizeReport, quantize
+from exporters.quantizers import SCHEMES
 from runtime.bundle import MANIFEST
 from runtime.files import refuse_existing
 
@@ -30,7 +31,9 @@ def quantize_path(
 ) -> QuantizeReport:
     refuse_existing(Path(output), force=force, marker=MANIFEST)
     with opened(path, progress) as bundle:
-        refuse_text(bundle, "quantize")
+        if scheme in SCHEMES and not SCHEMES[scheme].takes_text:
+            on_text = ", ".join(name for name, other in SCHEMES.items() if other.takes_text)
+            refuse_text(bundle, scheme, f"use a scheme for text: {on_text}")
         quality, calibration = quality_for(bundle, data)
         return quantize(
             bundle,

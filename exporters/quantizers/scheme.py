@@ -24,6 +24,10 @@ _FEWEST_WEIGHTS = (
 _MATRIX_PRODUCTS = ("Gemm", "MatMul")
 
 
+Shapes = Mapping[str, tuple[int, ...]]  # of the float32 weights
+Calibration = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+
+
 @dataclass(frozen=True)
 class NodeDecision:
     node: str
@@ -41,7 +45,17 @@ class Request:
     nodes: tuple[str, ...]
     operators: tuple[str, ...]
     narrowed: bool  # the user chose operators; then only those are touched
-    calibration: Callable[[], Iterable[Mapping[str, NDArray[Any]]]] | None
+    calibration: Calibration | None
+    many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
+    tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
+
+
+def _as_it_is(model: onnx.ModelProto) -> onnx.ModelProto:
+    return model
+
+
+def _no_objection(node: onnx.NodeProto, shapes: Shapes) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,10 @@ class Scheme:
     operators: tuple[str, ...]  # those whose weights it can make smaller
     needs_calibration: bool
     apply: Callable[[Request], onnx.ModelProto]
+    prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = _as_it_is  # before nodes are chosen
+    why_not: Callable[[onnx.NodeProto, Shapes], str | None] = _no_objection  # a node with weights that it cannot take
+    takes_text: bool = False  # answers of a row do not depend on its neighbours, and several graphs share weights
+    has_many_rows: bool = False  # has another form, faster on many rows at once
 
 
 def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -66,16 +84,37 @@ def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def decide(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclude: tuple[str, ...]) -> list[NodeDecision]:
     """For each node with weights: will the scheme touch it, and why (not)."""
+    return decide_all(scheme, {"": model}, only, exclude)[""]
+
+
+def decide_all(
+    scheme: Scheme, models: Mapping[str, onnx.ModelProto], only: tuple[str, ...], exclude: tuple[str, ...]
+) -> dict[str, list[NodeDecision]]:
+    """As `decide`, for every graph of a bundle; one of them at least must have something to quantize."""
     if only and exclude:
         raise OptionError("--only and --exclude cannot be combined; use one of them")
-    present = {node.op_type for node in model.graph.node}
+    present = {node.op_type for model in models.values() for node in model.graph.node}
     for operator in (*only, *exclude):
         if operator not in present:
             raise UnknownName.of("operator in this graph", operator, present & set(scheme.operators) or present)
-    sizes = {tensor.name: prod(tensor.dims) for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    decisions = {name: _decisions(scheme, model, only, exclude) for name, model in models.items()}
+    every = [decision for of_graph in decisions.values() for decision in of_graph]
+    if not any(decision.quantized for decision in every):
+        why = (
+            "; ".join(f"{item.node} ({item.operator}): {item.reason}" for item in every[:4])
+            or "no node has float32 weights it can quantize"
+        )
+        raise QuantizationRefused(f"{scheme.name} has nothing to quantize here: {why}")
+    return decisions
+
+
+def _decisions(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclude: tuple[str, ...]) -> list[NodeDecision]:
+    shapes = {
+        tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT
+    }
     decisions = []
     for node in model.graph.node:
-        weights = max((sizes.get(name, 0) for name in node.input), default=0)
+        weights = max((prod(shapes[name]) for name in node.input if name in shapes), default=0)
         if not weights or (node.op_type not in scheme.operators and node.op_type not in only):
             continue
         reason = "chosen"
@@ -85,11 +124,7 @@ def decide(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclud
             reason = "left out by --only" if only else "left out by --exclude"
         elif weights < _FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name != "fp16":
             reason = f"{weights} weights are too few to pay for converting its input"
+        elif objection := scheme.why_not(node, shapes):
+            reason = objection
         decisions.append(NodeDecision(node.name, node.op_type, weights, reason == "chosen", reason))
-    if not any(decision.quantized for decision in decisions):
-        why = (
-            "; ".join(f"{item.node} ({item.operator}): {item.reason}" for item in decisions[:4])
-            or "no node has float32 weights it can quantize"
-        )
-        raise QuantizationRefused(f"{scheme.name} has nothing to quantize here: {why}")
     return decisions

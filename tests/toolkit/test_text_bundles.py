@@ -61,11 +61,20 @@ def test_an_altered_tokenizer_is_noticed(gpt: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("command", "verb"), [(["evaluate"], "evaluate"), (["quantize", "--scheme", "int8-dynamic", "-o", "q.bundle"], "quantize")]
+    ("command", "what", "instead"),
+    [
+        (["evaluate"], "evaluate", "check, optimize, quantize, verify and bench work on it"),
+        (
+            ["quantize", "--scheme", "int8-dynamic", "-o", "q.bundle"],
+            "int8-dynamic",
+            "use a scheme for text: int8-weights, int4-weights",
+        ),
+    ],
 )
 def test_commands_that_cannot_yet_say_so(
     command: list[str],
-    verb: str,
+    what: str,
+    instead: str,
     gpt: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -74,9 +83,38 @@ def test_commands_that_cannot_yet_say_so(
     monkeypatch.chdir(tmp_path)
     assert run([command[0], str(gpt), *command[1:]]) == 2
     error = capsys.readouterr().err
-    assert f"{verb} works on networks on images and columns so far, and gpt.bundle takes text" in error
-    assert "check, optimize, verify and bench work on it" in error
+    assert f"{what} works on networks on images and columns so far, and gpt.bundle takes text" in error
+    assert instead in error
     assert not list(tmp_path.glob("*.bundle"))
+
+
+def test_a_trained_language_model_is_quantized_and_keeps_its_tokenizer(
+    gpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "q.bundle"
+    command = ["quantize", str(gpt), "--scheme", "int4-weights", "-o", str(target), "--max-drop", "50", "--threads", "1"]
+    assert run([*command, "--for-size"]) == 0
+    out = capsys.readouterr().out
+    assert "likelihood" in out
+    assert "nats a token, the likeliest token is the same for" in out
+    assert run(["verify", str(target)]) == 0
+    assert Bundle.open(target).manifest.tokenizers == Bundle.open(gpt).manifest.tokenizers
+    assert run([*command, "--for-size", "--force", "--data", str(gpt / "manifest.json")]) == 2
+    assert "--data is for networks on images and columns so far, and gpt.bundle takes text" in capsys.readouterr().err
+
+
+def test_a_network_on_text_that_does_not_generate_is_judged_by_its_own_answers(
+    shared: Shared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"vocabulary": 100, "width": 64, "heads": 2, "layers": 1, "feedforward": 128}
+    bert = shared("tiny-bert", lambda folder: export(find_source("bert", settings), folder / "x.bundle")) / "x.bundle"
+    command = ["quantize", str(bert), "--scheme", "int8-weights", "-o", str(tmp_path / "q.bundle")]
+    assert run([*command, "--for-size", "--threads", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["metric"], report["metric_data"]) == ("agreement", "the goldens' inputs, against fp32")
+    assert 95 < report["metric_after"] < 100
+    assert list(Bundle.open(tmp_path / "q.bundle").manifest.graphs) == ["model"]
+    assert run(["verify", str(tmp_path / "q.bundle")]) == 0
 
 
 def test_run_takes_named_arrays_of_one_graph_and_refuses_several(

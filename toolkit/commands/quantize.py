@@ -13,7 +13,12 @@ from . import options
 @click.command()
 @click.argument("path", metavar="BUNDLE|.onnx")
 @options.output
-@click.option("--scheme", required=True, metavar="NAME", help="int8-dynamic, int8-static or fp16.")
+@click.option(
+    "--scheme",
+    required=True,
+    metavar="NAME",
+    help="int8-dynamic, int8-static, fp16, int8-weights or int4-weights; networks on text take the last two.",
+)
 @click.option(
     "--only", multiple=True, metavar="OPERATOR", help="Quantize this operator type only, e.g. Gemm; may be given several times."
 )
@@ -29,9 +34,11 @@ from . import options
     type=click.FloatRange(0),
     metavar="X",
     help="Largest loss of quality, in percent: points of accuracy, or relative growth of an error.  "
-    "[default: 0.5 for accuracy, 2 for mse, 5 for agreement]",
+    "[default: 0.5 for accuracy, 2 for mse, 5 for agreement and for likelihood]",
 )
-@click.option("--for-size", is_flag=True, help="Keep a result that is slower: only size matters.")
+@click.option(
+    "--for-size", is_flag=True, help="Keep a result that is slower, and no second form of a decoder: only size matters."
+)
 @click.option("--batch", type=click.IntRange(1), help="Batch size to time at.  [default: 1, or the graph's own]")
 @options.threads
 @options.force
@@ -47,6 +54,7 @@ def quantize(path: str, output: str, scheme: str, as_json: bool, threads: int | 
     Examples:
       edgekit quantize lenet.bundle --scheme int8-static -o q.bundle
       edgekit quantize lenet.bundle --scheme int8-static --only Gemm -o q.bundle
+      edgekit quantize gpt.bundle --scheme int8-weights -o q.bundle
     """
     from exporters.quantize import MeasuredRefusal
 
@@ -64,6 +72,8 @@ def quantize(path: str, output: str, scheme: str, as_json: bool, threads: int | 
         print_json(report.to_json())
     else:
         say(_table(report))
+        for text in report.notes:
+            say(text)
         for item in report.nodes:
             if not item.quantized:
                 say(f"left in fp32: {item.node} ({item.operator}): {item.reason}")

@@ -1,0 +1,230 @@
+"""int8-weights and int4-weights: weights of matrix products and embeddings in blocks (blocks.py), computed in int8.
+
+One row at a time, as a decoder does, a product is bound by reading its weights: MatMulNBits reads a quarter or an eighth of the
+bytes. Gemm becomes a product and a sum. An embedding is read by GatherBlockQuantized; if the output layer is tied to it, both
+use the same bytes. Embeddings that are not tied take 8 bits under int4-weights too: they cost no time, and their error is not
+averaged out.
+
+For many rows at once int8-weights has another form, see rows.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from ..graph import copy_of, drop_unread_weights
+from ..wiring import Wiring, attribute
+from .blocks import Array, Blocks, block_size, pack
+from .rows import Made, multiply_rows, quantize_rows
+from .scheme import Request, Scheme, Shapes
+
+_MICROSOFT = "com.microsoft"
+_INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
+_SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
+
+
+def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Weights in Constant nodes and matrices that are transposed before use become plain weights."""
+    wiring = Wiring.of(model)
+    known = {tensor.name for tensor in model.graph.initializer}
+    for node in list(model.graph.node):
+        tensor = wiring.constants.get(node.output[0]) if node.op_type == "Constant" else None
+        if tensor is not None and tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims:
+            model.graph.initializer.add().CopyFrom(tensor)
+            model.graph.initializer[-1].name = node.output[0]
+            model.graph.node.remove(node)
+            known.add(node.output[0])
+    for node in model.graph.node:
+        if node.op_type != "MatMul" or (turned := wiring.maker(node.input[1])) is None or turned.op_type != "Transpose":
+            continue
+        matrix = wiring.value(turned.input[0])
+        if matrix is None or matrix.ndim != 2 or list(attribute(turned, "perm", [1, 0])) != [1, 0]:
+            continue
+        name = f"{turned.input[0]}.transposed"
+        if name not in known:
+            model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(matrix.T), name))
+            known.add(name)
+        node.input[1] = name
+    _drop_unread_nodes(model)
+    drop_unread_weights(model)
+    return model
+
+
+def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
+    if node.op_type == "Gather":
+        table = shapes.get(node.input[0], ())
+        if len(table) != 2 or attribute(node, "axis", 0) != 0:
+            return "only tables whose rows are taken whole have a quantized form"
+        if table[0] * table[1] < _SMALLEST_TABLE:
+            return f"{table[0] * table[1]} weights are too few to save anything"
+        return f"its rows of {table[1]} cannot be divided into blocks of 16" if table[1] % 16 else None
+    if len(shapes.get(node.input[1], ())) != 2:
+        return "only products by a constant matrix on the right have a quantized form"
+    if node.op_type == "Gemm" and (attribute(node, "transA", 0) or attribute(node, "beta", 1.0) != 1.0):
+        return "a Gemm that transposes its input or scales its bias has no quantized form"
+    return None
+
+
+def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
+    """Digests of the tables of embeddings that a product of some graph multiplies by, transposed."""
+    tables: dict[tuple[int, ...], set[str]] = {}
+    products: list[tuple[onnx.NodeProto, onnx.TensorProto]] = []
+    for model in models:
+        weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
+        for node in model.graph.node:
+            if node.op_type == "Gather" and node.input[0] in weights:
+                table = weights[node.input[0]]
+                tables.setdefault(tuple(table.dims), set()).add(_digest(numpy_helper.to_array(table)))
+            elif node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
+                products.append((node, weights[node.input[1]]))
+    found: set[str] = set()
+    for node, tensor in products:
+        turned = node.op_type == "Gemm" and attribute(node, "transB", 0)
+        shape = tuple(tensor.dims) if turned else tuple(reversed(tensor.dims))
+        if shape in tables:
+            found |= tables[shape] & {_digest(_rows_of(node, numpy_helper.to_array(tensor)))}
+    return frozenset(found)
+
+
+def apply(request: Request, *, bits: int) -> onnx.ModelProto:
+    model = copy_of(request.model)
+    writer = _Writer(model, request, bits)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.name not in request.nodes:
+            nodes.append(node)
+        elif node.op_type == "Gather":
+            nodes += writer.gather(node)
+        else:
+            nodes += writer.product(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    known = {tensor.name for tensor in model.graph.initializer}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in writer.weights.items() if name not in known
+    )
+    drop_unread_weights(model)
+    if not any(item.domain == _MICROSOFT for item in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
+    return model
+
+
+class _Writer:
+    """Makes the quantized form of a node, and collects the weights that these read."""
+
+    def __init__(self, model: onnx.ModelProto, request: Request, bits: int) -> None:
+        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+        self._request, self._bits = request, bits
+        self._quantized_rows: set[str] = set()
+        self.weights: dict[str, NDArray[Any]] = {}
+
+    def product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        x, weight, *rest = node.input
+        bias = rest[0] if rest and rest[0] else None
+        output = node.output[0] if bias is None else f"{node.output[0]}.product"
+        rows = _rows_of(node, numpy_helper.to_array(self._tensors[weight]))
+        if node.op_type == "Gemm":
+            weight = f"{weight}.{node.name}"  # two of them may transpose or scale one weight differently
+        make = self._by_rows if self._request.many_rows else self._by_blocks
+        nodes = make(x, weight, rows, output)
+        if bias is not None:
+            nodes.append(helper.make_node("Add", [output, bias], [node.output[0]]))
+        for number, made in enumerate(nodes):
+            made.name = f"{node.name}.{number}" if number else node.name
+        return nodes
+
+    def _by_blocks(self, x: str, weight: str, rows: Array, output: str) -> list[onnx.NodeProto]:
+        outputs, inputs = rows.shape
+        blocks = pack(rows, self._bits, block_size(inputs))
+        names = self._kept(weight, blocks, blocks.numbers)
+        made = helper.make_node(
+            "MatMulNBits",
+            [x, *names],
+            [output],
+            domain=_MICROSOFT,
+            K=inputs,
+            N=outputs,
+            bits=blocks.bits,
+            block_size=blocks.size,
+            accuracy_level=_INT8_ACTIVATIONS,
+        )
+        return [made]
+
+    def _by_rows(self, x: str, weight: str, rows: Array, output: str) -> list[onnx.NodeProto]:
+        made: Made = ([], {})
+        if x not in self._quantized_rows:
+            self._quantized_rows.add(x)
+            made = quantize_rows(x, self._opset)
+        nodes, weights = multiply_rows(x, weight, np.ascontiguousarray(rows.T), output)
+        self.weights |= made[1] | weights
+        return made[0] + nodes
+
+    def gather(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        table = numpy_helper.to_array(self._tensors[node.input[0]])
+        tied = _digest(table) in self._request.tied
+        blocks = pack(table, self._bits if tied else 8, block_size(table.shape[1]))
+        numbers, scales, zeros = self._kept(f"{node.input[0]}.table", blocks, blocks.numbers.reshape(len(table), -1))
+        made = helper.make_node(
+            "GatherBlockQuantized",
+            [numbers, node.input[1], scales, zeros],
+            list(node.output),
+            name=node.name,
+            domain=_MICROSOFT,
+            bits=blocks.bits,
+            block_size=blocks.size,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        return [made]
+
+    def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> tuple[str, str, str]:
+        names = (f"{weight}.blocks", f"{weight}.scales", f"{weight}.zeros")
+        self.weights |= dict(zip(names, (numbers, blocks.scales, blocks.zeros), strict=True))
+        return names
+
+
+def _rows_of(node: onnx.NodeProto, matrix: Array) -> Array:
+    """The weight of a product with its outputs first."""
+    if node.op_type != "Gemm":
+        return np.ascontiguousarray(matrix.T)
+    turned = matrix if attribute(node, "transB", 0) else matrix.T
+    return np.ascontiguousarray(turned * np.float32(attribute(node, "alpha", 1.0)))
+
+
+def _digest(table: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(table).tobytes()).hexdigest()
+
+
+def _drop_unread_nodes(model: onnx.ModelProto) -> None:
+    """Transposes that nothing reads any more."""
+    wiring = Wiring.of(model)
+    for node in list(model.graph.node):
+        if node.op_type == "Transpose" and node.output[0] not in wiring.outputs and not wiring.readers.get(node.output[0]):
+            model.graph.node.remove(node)
+
+
+def _scheme(bits: int, description: str, *, has_many_rows: bool) -> Scheme:
+    return Scheme(
+        name=f"int{bits}-weights",
+        description=description,
+        operators=("MatMul", "Gemm", "Gather"),
+        needs_calibration=False,
+        apply=partial(apply, bits=bits),
+        prepare=prepare,
+        why_not=why_not,
+        takes_text=True,
+        has_many_rows=has_many_rows,
+    )
+
+
+EIGHT_BIT = _scheme(8, "8-bit weights in blocks, embeddings and output layer included; for decoders", has_many_rows=True)
+FOUR_BIT = _scheme(4, "4-bit weights in blocks, embeddings and output layer included; for decoders", has_many_rows=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.bundle import ENCODER, Bundle
 from runtime.errors import EdgekitError
-from runtime.text import BOS
+from runtime.text import BOS, EOS
 
 from .bench_peer_models import THREADS
 from .bench_peers import FP32, INT4, INT8, Job, check_count
@@ -65,6 +65,7 @@ class OurTarget:
 
 def decoding_options(bundle: Bundle, job: Job) -> dict[str, Any]:
     options: dict[str, Any] = {"max_new_tokens": job.new_tokens, "min_new_tokens": job.new_tokens, "beams": job.beams}
+    options["stop_tokens"] = [EOS]  # which is looked for, and must not come before its time
     # The bundle of an untrained network has no tokenizer, which would know the decoder's first token.
     return options | ({"prefix": [BOS]} if ENCODER in bundle.manifest.graphs else {})
 
@@ -78,8 +79,8 @@ def bundle_of(shape: str, precision: str, work: Path) -> Path:
     if precision == FP32:
         return optimized
     scheme = SCHEMES[precision]
-    # Whether it is faster is what this benchmark asks; and what random weights agree on says nothing of quality.
-    accept = ("--scheme", scheme, "--for-size", "--max-drop", "100", "--threads", str(THREADS))
+    # What random weights agree on says nothing of quality.
+    accept = ("--scheme", scheme, "--max-drop", "100", "--threads", str(THREADS))
     return _made_by("quantize", str(optimized), *accept, output=work / f"{shape}-{scheme}.bundle")
 
 

@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from .cgroup import allowed_cores, quota_cpus
@@ -121,6 +120,7 @@ def _memory_bytes() -> int | None:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        with open(path) as file:  # not a Path: every generation reads some, and Path interns the parts of a name each time
+            return file.read().splitlines()
     except OSError:
         return []

@@ -129,6 +129,10 @@ class TextGenerator:
             source, tokens = tuple(tokens), [] if self.special.bos is None else [self.special.bos]
             if not source:
                 raise FeedError("the source is empty; expected a text, or token numbers")
+            if self.decoder.longest is not None and len(source) > self.decoder.longest:
+                raise GenerationError(
+                    f"the source has {len(source)} tokens and the network {self.decoder.longest} positions; shorten it"
+                )
             if not tokens:
                 if not prefix:
                     raise FeedError("this bundle names no token to begin with; give the decoder's first as prefix=[…]")
@@ -199,7 +203,7 @@ class TextGenerator:
             raise FeedError(f"a prompt holds {wrong[0]!r}, expected token numbers")
         numbers = [int(token) for token in tokens]
         self._check_tokens(numbers, len(tokenizer) if tokenizer else None if source else self.decoder.vocabulary)
-        return numbers
+        return numbers if source else [token for token in numbers if token != self.special.pad]  # a cache counts what it is fed
 
     @staticmethod
     def _check_tokens(tokens: Sequence[int], vocabulary: int | None) -> None:

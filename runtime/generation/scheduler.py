@@ -20,7 +20,7 @@ from .decoder import Decoder
 from .numeric import log_softmax
 from .options import Generation
 from .rows import PIECE, Rows
-from .search import Array, Hypothesis, Independent, Moves, Request, Search, take_plain
+from .search import Array, Hypothesis, Independent, Moves, Request, Search, likeliest, take_plain
 from .speculate import Speculator
 
 MOST_ROWS = 128
@@ -34,7 +34,7 @@ class Ticket:
         self.request = request
         self.search: Search | None = None  # once it is under way
         self.speculator: Speculator | None = None
-        self.error: EdgekitError | None = None
+        self.error: BaseException | None = None
         self.done = False
         self._start = start
 
@@ -45,7 +45,7 @@ class Ticket:
 
     @property
     def most_tokens(self) -> int:
-        return self.request.length + self.request.room
+        return len(self.request.prompt) + self.request.room  # which has the prefix in it
 
     def cancel(self) -> None:
         """Leave the batch at the next step, without results."""
@@ -72,8 +72,10 @@ class Scheduler:
         self._encode = encode
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []
+        self._joining: list[Ticket] = []  # whose prompts are being read
         self._rows = Rows(decoder, room=1, capacity=1)
         self._logits: Array = np.empty((0, decoder.vocabulary), np.float32)
+        self._raised: BaseException | None = None  # by a callback in this step
 
     def submit(self, request: Request, start: Rows | None = None) -> Ticket:
         """Have a request decoded. `start` is a row that already holds the beginning of its prompt."""
@@ -91,21 +93,32 @@ class Scheduler:
         return ticket
 
     def step(self) -> bool:
-        """Choose one token for every request under way (several by speculation); False when nothing is left to do."""
-        self._leave()
-        self._admit()
-        if not self._active:
-            return False
-        starts = self._starts()
+        """Choose one token for every request under way (several by speculation); False when nothing is left to do.
+
+        What a callback raises ends its own request, and is raised here once the others have gone on.
+        """
         try:
+            self._leave()
+            self._admit()
+            if not self._active:
+                return False
+            starts = self._starts()
             moves = self._choose(starts)
             self._go_on(moves, starts)
-        except EdgekitError as error:  # the graph itself failed: nobody's rows can be trusted any more
-            for ticket in self._active:
-                ticket.done, ticket.error = True, error
-            self._active, self._rows = [], Rows(self.decoder, room=1, capacity=1)
+        except BaseException as error:  # the graph failed, or the caller was interrupted: nobody's rows can be trusted
+            self._give_up(error)
             raise
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
         return bool(self._active or self._waiting)
+
+    def _give_up(self, error: BaseException) -> None:
+        for ticket in (*self._active, *self._joining):
+            if not ticket.done:
+                ticket.done, ticket.error = True, error
+        self._active, self._joining, self._raised = [], [], None
+        self._rows, self._logits = Rows(self.decoder, room=1, capacity=1), self._logits[:0]
 
     def _starts(self) -> list[int]:
         """Where the rows of each active request begin, and where the last ones end."""
@@ -117,7 +130,6 @@ class Scheduler:
     def _admit(self) -> None:
         room = self.most_rows - sum(ticket.most_rows for ticket in self._active)
         tokens = max((ticket.most_tokens for ticket in self._active), default=0)
-        joining: list[Ticket] = []
         while self._waiting:
             ticket = self._waiting[0]
             if ticket.done:  # cancelled before it began
@@ -128,12 +140,13 @@ class Scheduler:
             fits = self.memory_limit is None or self.decoder.cache_bytes(rows, longest) <= self.memory_limit
             if ticket.most_rows > room or not (fits or rows == ticket.most_rows):
                 break
-            joining.append(self._waiting.popleft())
+            self._joining.append(self._waiting.popleft())
             room, tokens = room - ticket.most_rows, longest
-        if joining:
+        if self._joining:
             self._rows.reserve(self.most_rows - room, self.decoder.capacity(tokens))
-            for _, group in groupby(sorted(joining, key=_kind), key=_kind):
+            for _, group in groupby(sorted(self._joining, key=_kind), key=_kind):
                 self._read(list(group))
+            self._joining = []
 
     def _read(self, tickets: list[Ticket]) -> None:
         """Feed the prompts of requests that are equally long, and add them to the batch."""
@@ -190,8 +203,10 @@ class Scheduler:
         assert ticket.search is not None
         try:
             return ticket.search.take(logits)
-        except EdgekitError as error:  # of this request alone; a callback's own exceptions are its caller's
+        except BaseException as error:  # of this request alone
             ticket.error = error
+            if not isinstance(error, EdgekitError):  # a callback's own
+                self._raised = self._raised or error
             return Moves([], [])
 
     def _go_on(self, moves: Sequence[Moves], starts: Sequence[int]) -> None:
@@ -240,4 +255,5 @@ def _forced(request: Request, logits: Array) -> Hypothesis:
         return Hypothesis()
     scores = log_softmax(logits[:-1].copy())
     logprobs = tuple(float(row[token]) for row, token in zip(scores, request.prefix, strict=True))
-    return Hypothesis(request.prefix, logprobs, sum(logprobs))
+    count = request.options.alternatives
+    return Hypothesis(request.prefix, logprobs, sum(logprobs), tuple(likeliest(scores, count)) if count else ())

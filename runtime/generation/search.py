@@ -22,6 +22,7 @@ from .sampling import draw, restrict
 
 Array = NDArray[Any]
 Alternatives = tuple[tuple[int, float], ...]
+_SPLIT = 3  # bytes of a character that was cut in two, at the beginning of a tail
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,13 @@ def finish_of(request: Request, tokens: Sequence[int]) -> str | None:
 
 
 def stop_in(request: Request, tokens: Sequence[int]) -> bool:
-    """Whether the last tokens complete a stop text. Each token but special ones gives a byte or more."""
-    longest = max(len(stop.encode()) for stop in request.options.stop)
-    tail = request.decode(tokens[-longest:])
+    """Whether the last tokens complete a stop text."""
+    longest = max(len(stop) for stop in request.options.stop) + _SPLIT
+    size = longest
+    tail = request.decode(tokens[-size:])
+    while len(tail) < longest and size < len(tokens):  # of special tokens, which give no text, or several bytes a character
+        size *= 2
+        tail = request.decode(tokens[-size:])
     return any(stop in tail for stop in request.options.stop)
 
 

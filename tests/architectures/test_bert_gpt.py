@@ -39,11 +39,8 @@ def rename(name: str, parts: dict[str, str]) -> str:
     return name
 
 
-def test_gpt_equals_gpt2_of_hugging_face() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    about = GPT2Config(vocab_size=11, n_embd=12, n_head=3, n_layer=2, n_inner=16, n_positions=12)
-    theirs = build(GPT2LMHeadModel, about)
+def gpt_weights(theirs: nn.Module) -> dict[str, Tensor]:
+    """GPT-2's of Hugging Face, by our names."""
     parts = {
         "transformer.wte": "embedding",
         "transformer.wpe": "positions.table",
@@ -64,8 +61,16 @@ def test_gpt_equals_gpt2_of_hugging_face() -> None:
                 weights[rename(name, parts | {"attn.c_attn": f"attention.{part}"})] = third
         elif name != "lm_head.weight":
             weights[rename(name, parts)] = tensor
+    return weights
+
+
+def test_gpt_equals_gpt2_of_hugging_face() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    about = GPT2Config(vocab_size=11, n_embd=12, n_head=3, n_layer=2, n_inner=16, n_positions=12)
+    theirs = build(GPT2LMHeadModel, about)
     ours = GPT(GPT_TINY).eval()
-    ours.load_state_dict(weights)
+    ours.load_state_dict(gpt_weights(theirs))
     tokens = some_tokens(2, 7)
     logits, *_ = ours(tokens, *ours.initial_state(2))
     torch.testing.assert_close(logits, theirs(tokens).logits, rtol=1e-4, atol=1e-4)

@@ -88,30 +88,8 @@ def test_it_equals_the_transformer_of_torch(norm: str, activation: str) -> None:
     torch.testing.assert_close(ours(source, tokens), hidden @ ours.target_embedding.weight.T, rtol=1e-4, atol=1e-5)
 
 
-def test_it_equals_bart_of_hugging_face() -> None:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    torch.manual_seed(0)
-    theirs = BartForConditionalGeneration(
-        BartConfig(
-            vocab_size=13,
-            d_model=12,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=3,
-            decoder_attention_heads=3,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-            max_position_embeddings=20,
-            activation_function="gelu",
-            scale_embedding=True,
-            pad_token_id=0,
-            init_std=0.3,
-        )
-    ).eval()
-    nn.init.normal_(theirs.final_logits_bias)
-    config = replace(VARIANTS["learned"], target_vocabulary=13, shared_embeddings=True, norm="post", output_bias=True)
-    ours = build(config)
+def bart_weights(theirs: nn.Module) -> dict[str, Tensor]:
+    """BART's of Hugging Face, by our names."""
     renamed = {"final_logits_bias": "output.bias", "model.shared.weight": "source_embedding.weight"}
     parts = {
         "model.encoder.layers": "encoder",
@@ -140,7 +118,34 @@ def test_it_equals_bart_of_hugging_face() -> None:
         for theirs_part, ours_part in parts.items():
             new = new.replace(theirs_part, ours_part)
         weights[new] = tensor.flatten() if name == "final_logits_bias" else tensor
-    ours.load_state_dict(weights)
+    return weights
+
+
+def test_it_equals_bart_of_hugging_face() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(0)
+    theirs = BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=13,
+            d_model=12,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=3,
+            decoder_attention_heads=3,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=20,
+            activation_function="gelu",
+            scale_embedding=True,
+            pad_token_id=0,
+            init_std=0.3,
+        )
+    ).eval()
+    nn.init.normal_(theirs.final_logits_bias)
+    config = replace(VARIANTS["learned"], target_vocabulary=13, shared_embeddings=True, norm="post", output_bias=True)
+    ours = build(config)
+    ours.load_state_dict(bart_weights(theirs))
     source, tokens = some_tokens(2, 6), some_tokens(2, 5, seed=2)
     source[1, 4:] = 0
     expected = theirs(input_ids=source, attention_mask=source != 0, decoder_input_ids=tokens).logits

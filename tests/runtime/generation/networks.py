@@ -1,0 +1,195 @@
+"""Tiny generating networks with their bundles: every one of the catalogue, at sizes of a second.
+
+That a graph equals its network is proved where it is exported; here the graphs are only traced, and what is tested is what the
+runtime makes of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import runtime
+from architectures.catalog import CATALOG
+from exporters.export import GraphProof, write_proofs
+from exporters.exportable import Exportable, Generator
+from exporters.graph import signature_of
+from exporters.profiles import PROFILES
+from exporters.source import find_source
+from exporters.trace import model_of, trace
+from runtime.bundle import Tolerance
+from runtime.generation.options import Generation
+from runtime.model import Model
+from runtime.text import BOS, EOS, PAD, SPECIALS, Tokenizer
+
+LETTERS = "abcde"
+TOKENIZER = Tokenizer("characters", (*SPECIALS, *LETTERS))
+VOCABULARY = len(TOKENIZER)
+FIRST_LETTER = len(SPECIALS)
+POSITIONS = 64
+SIZES: dict[str, Any] = {
+    "vocabulary": VOCABULARY, "target_vocabulary": VOCABULARY, "width": 16, "heads": 2, "layers": 1, "encoder_layers": 1,
+    "decoder_layers": 1, "feedforward": 16, "max_positions": POSITIONS, "embedding": 8, "hidden": 12, "output_bias": True,
+    "tied_output": False, "scaled_embeddings": False,
+}  # fmt: skip
+SMALL = 6_000_000  # parameters; larger ones are published sizes of the same networks
+ROOM = 10  # tokens that are generated
+SEED = 8  # of the weights
+NOISE = 1e-5  # that logits of these sizes may have
+
+
+def attends(name: str) -> bool:
+    """Whether a network has a cache, which comes in two profiles; a hidden state is the same in both."""
+    return any(item.name == "heads" for item in fields(CATALOG[name].config))
+
+
+def generating(*tasks: str) -> list[tuple[str, str]]:
+    """(name, profile) of all there is in the catalogue, or of those with certain tasks."""
+    found = []
+    for name, entry in CATALOG.items():
+        if entry.task in (tasks or ("language-model", "seq2seq")) and entry.parameters() < SMALL:
+            found += [(name, profile) for profile in (PROFILES if attends(name) else PROFILES[:1])]
+    return found
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A network, and the model that was made of it."""
+
+    about: Generator
+    model: Model
+
+    @property
+    def is_language_model(self) -> bool:
+        return self.about.source_vocabulary is None
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.model._generator.decoder.can_rewind
+
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """(tokens + 1, vocabulary): PyTorch's log-probabilities after the prompt, and after each of the tokens that follow."""
+        if self.is_language_model:
+            logits = self.about.logits(torch.tensor([[*prompt, *tokens]]), None)
+        else:
+            logits = self.about.logits(torch.tensor([[BOS, *tokens]]), torch.tensor([list(prompt)]))
+        return logits[0, -len(tokens) - 1 :].log_softmax(dim=-1)
+
+    def rescored(self, prompt: Sequence[int], found: Generation) -> list[float]:
+        """PyTorch's log-probabilities of a generated text, of its <eos> too."""
+        tokens = [*found.tokens, *([EOS] if found.finish == "eos" else [])]
+        scores = self.logprobs(prompt, tokens)
+        return [float(scores[place, token]) for place, token in enumerate(tokens)]
+
+    def greedy(self, prompt: Sequence[int], count: int) -> tuple[list[int], str]:
+        """What PyTorch's arg-max gives, computed anew for every token."""
+        tokens: list[int] = []
+        while len(tokens) < count:
+            scores = self.logprobs(prompt, tokens)[-1]
+            scores[PAD] = -torch.inf  # is never generated
+            token = int(scores.argmax())
+            if token == EOS:
+                return tokens, "eos"
+            tokens.append(token)
+        return tokens, "length"
+
+
+def network(name: str, profile: str | None, tokenizer: Tokenizer = TOKENIZER, *, ending: float = 0.2) -> Exportable:
+    """With weights so large that every token depends on those before it. <eos> is the likeliest token in the share `ending` of
+    all places."""
+    known = {item.name for item in fields(CATALOG[name].config)}
+    sizes = SIZES | {"vocabulary": len(tokenizer), "target_vocabulary": len(tokenizer)}
+    source = find_source(name, {key: value for key, value in sizes.items() if key in known}, profile=profile)
+    assert source.generator is not None
+    random = torch.Generator().manual_seed(SEED)
+    for parameter in source.generator.network.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.8, generator=random)
+    make_endings_likely(source.generator, ending, random)
+    kinds = ("text",) if source.generator.source_vocabulary is None else ("source", "target")
+    return replace(source, tokenizers=dict.fromkeys(kinds, tokenizer))
+
+
+def make_endings_likely(about: Generator, share: float, random: torch.Generator) -> None:
+    bias = output_bias(about.network)
+    bias[EOS] = 0.0
+    tokens = torch.randint(FIRST_LETTER, about.vocabulary, (64, 8), generator=random)
+    source = torch.randint(FIRST_LETTER, about.vocabulary, (64, 5), generator=random)
+    logits = about.logits(tokens, source if about.source_vocabulary else None)
+    others = logits.clone()
+    others[..., [PAD, EOS]] = -torch.inf
+    behind = (others.amax(dim=-1) - logits[..., EOS]).flatten().sort().values
+    nearby = behind[int(0.8 * share * len(behind)) : int(1.2 * share * len(behind))]
+    widest = int(nearby.diff().argmax())  # in the middle of a gap, so that no two tokens are equally likely
+    bias[EOS] = float(nearby[widest : widest + 2].mean())
+
+
+def output_bias(module: Any) -> Tensor:
+    """What is added to the logits."""
+    bias = getattr(module.output, "bias", None)
+    if bias is not None:
+        return bias.data  # type: ignore[no-any-return]
+    # Without a bias: where the last norm gives a constant, its column of the embedding is one.
+    with torch.no_grad():
+        module.norm.weight[0], module.norm.bias[0] = 0.0, 1.0
+    return module.embedding.weight.data[:, 0]  # type: ignore[no-any-return]
+
+
+def write(source: Exportable, target: Path) -> None:
+    """The bundle of a network, without the proof."""
+    assert source.generator is not None
+    proofs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for graph in source.graphs:
+            model = model_of(trace(graph, source.name, opset=20), graph, Path(folder))
+            tolerance = {"logits": Tolerance(NOISE, NOISE, "given")} if graph.name == "decoder" else {}
+            proofs.append(GraphProof(graph.name, model, signature_of(model, graph.states), (), tolerance, ()))
+        pad = source.generator.pad
+        write_proofs(
+            target,
+            proofs,
+            name=source.name,
+            task=source.task,
+            lineage=({"step": "test"},),
+            tokenizers=source.tokenizers,
+            generation={"bos": BOS, "eos": EOS, "pad": None if pad < 0 else pad, "longest": source.generator.longest},
+            force=True,
+        )
+
+
+def opened(source: Exportable, bundle: Path) -> Tiny:
+    assert source.generator is not None
+    return Tiny(source.generator, runtime.load(bundle, device="cpu", threads=1))
+
+
+def prompts(count: int, *, longest: int = 7, seed: int = 0) -> list[list[int]]:
+    """Ragged ones of letters."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (count,), generator=random).tolist()
+    return [torch.randint(FIRST_LETTER, VOCABULARY, (length,), generator=random).tolist() for length in lengths]
+
+
+def flat(found: Any) -> list[Generation]:
+    return list(found) if isinstance(found, list) else [found]
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """The same texts with the same scores, up to the rounding of another batch."""
+    assert [(item.tokens, item.text, item.finish) for item in flat(actual)] == [
+        (item.tokens, item.text, item.finish) for item in flat(expected)
+    ]
+    for one, other in zip(flat(actual), flat(expected), strict=True):
+        assert one.score == pytest.approx(other.score, abs=1e-4)
+        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
+
+
+def some_of(cases: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    """The fixture `tiny` for these networks only."""
+    return pytest.mark.parametrize("tiny", cases, indirect=True, ids="-".join)

@@ -119,6 +119,12 @@ class BeamSearch:
         options = self.request.options
         return not (self.request.filters or options.temperature or options.alternatives or options.groups > 1)
 
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """Of the next token; all beams are equally long."""
+        length = next(len(hypothesis.tokens) for group in self.groups if not group.done for _, hypothesis in group.live)
+        return self.request.banned(length)
+
     def take(self, logits: Array) -> Moves:
         options = self.request.options
         scores = log_softmax(logits)
@@ -211,8 +217,10 @@ def take_plain_beams(searches: Sequence[BeamSearch], logits: Array) -> list[Move
     """What `take` answers for plain searches, whose rows lie one after the other, for all of them at once."""
     count = max(search.candidates for search in searches)
     scores = log_softmax(logits)
-    if (pad := searches[0].request.pad) is not None:
-        scores[:, pad] = -np.inf
+    start = 0
+    for search in searches:
+        scores[start : start + search.width, search.banned] = -np.inf
+        start += search.width
     values, ids = top(scores, min(count, logits.shape[-1]))
     moves, start = [], 0
     for search in searches:

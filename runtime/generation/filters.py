@@ -2,7 +2,8 @@
 
 A filter sees one row: `scores` (vocabulary,), which it changes in place (-inf: banned), `tokens` (the prompt and what was
 generated so far) and `start`, the place of the first generated one. It remembers nothing, so that the rows of a batch and
-the beams of a search share it. Penalties come first, then bans: what is banned stays banned.
+the beams of a search share it. Penalties come first, then bans: what is banned stays banned. Padding and an end before its
+time, which nearly every request bans, are no filters: see `Request.banned`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ def filters_for(options: Options, *, ending: Sequence[int], encode: Encode, voca
         filters.append(RepetitionPenalty(options.repetition_penalty))
     if options.presence_penalty or options.frequency_penalty:
         filters.append(OccurrencePenalty(options.presence_penalty, options.frequency_penalty))
-    if options.min_new_tokens and ending:
-        filters.append(MinNewTokens(options.min_new_tokens, np.array(ending, np.int64)))
     if options.no_repeat_ngram:
         filters.append(NoRepeatNgram(options.no_repeat_ngram))
     if words := _bad_words(options.bad_words, encode, vocabulary):
@@ -65,18 +64,6 @@ class OccurrencePenalty:
     def __call__(self, scores: Scores, tokens: Sequence[int], start: int) -> None:
         generated, counts = np.unique(_array(tokens[start:]), return_counts=True)
         scores[generated] -= self.presence + self.frequency * counts
-
-
-@dataclass(frozen=True)
-class MinNewTokens:
-    """Bans the end before `count` tokens were generated."""
-
-    count: int
-    ending: Ids
-
-    def __call__(self, scores: Scores, tokens: Sequence[int], start: int) -> None:
-        if len(tokens) - start < self.count:
-            scores[self.ending] = -np.inf
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,9 +49,14 @@ class Request:
     pad: int | None = None  # never generated: a decoder passes over it
     align: Align | None = None  # where attention is asked for, or ranks
 
-    @property
+    @cached_property
     def ending(self) -> tuple[int, ...]:
         return (*(() if self.eos is None else (self.eos,)), *map(int, self.options.stop_tokens))
+
+    def banned(self, generated: int) -> tuple[int, ...]:
+        """Tokens that cannot follow so many generated ones: padding, and the end before its time."""
+        padding = () if self.pad is None else (self.pad,)
+        return (*padding, *self.ending) if generated < self.options.min_new_tokens else padding
 
     @property
     def length(self) -> int:
@@ -151,9 +157,8 @@ def aligned(request: Request, hypotheses: Sequence[Hypothesis]) -> list[Hypothes
 
 
 def edited(request: Request, scores: Array, texts: Sequence[Sequence[int]]) -> None:
-    """Apply the request's filters to log-probabilities (rows, vocabulary), in place."""
-    if request.pad is not None:
-        scores[:, request.pad] = -np.inf
+    """Apply the request's bans and filters to log-probabilities (rows, vocabulary), in place."""
+    scores[:, request.banned(len(texts[0]))] = -np.inf
     start = len(request.prompt)
     for row, tokens in zip(scores, texts, strict=True):
         everything = [*request.prompt, *tokens]
@@ -248,7 +253,7 @@ class Independent:
 
 def take_plain(searches: Sequence[Independent], logits: Array) -> list[Moves]:
     """What `take` answers for plain searches of one row each, for all of them at once."""
-    chosen = likeliest_but(logits, searches[0].request.pad)
+    chosen = _likeliest_allowed(searches, logits)
     logprobs = chosen_logprobs(logits, chosen)
     return [
         search.accept([token], [logprob])
@@ -256,14 +261,16 @@ def take_plain(searches: Sequence[Independent], logits: Array) -> list[Moves]:
     ]
 
 
-def likeliest_but(logits: Array, pad: int | None) -> Array:
-    """The likeliest token of every row, other than padding."""
-    if pad is not None:
-        before = logits[:, pad].copy()
-        logits[:, pad] = -np.inf
-    chosen: Array = logits.argmax(axis=-1)
-    if pad is not None:
-        logits[:, pad] = before
+def _likeliest_allowed(searches: Sequence[Independent], logits: Array) -> Array:
+    """The likeliest token of every row that is not banned; the logits stay as they are."""
+    bans = [(row, token) for row, search in enumerate(searches) for token in search.request.banned(len(search.stable()))]
+    if not bans:
+        return np.asarray(logits.argmax(axis=-1))
+    banned = tuple(np.array(bans).T)
+    before = logits[banned]
+    logits[banned] = -np.inf
+    chosen = np.asarray(logits.argmax(axis=-1))
+    logits[banned] = before
     return chosen
 
 

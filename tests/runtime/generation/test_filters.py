@@ -111,21 +111,6 @@ def test_nothing_was_generated_and_nothing_is_penalised() -> None:
     np.testing.assert_array_equal(ours, scores)
 
 
-@pytest.mark.parametrize("generated", [0, 2, 3, 4])
-def test_min_new_tokens_equals_transformers(generated: int) -> None:
-    from transformers import MinNewTokensLengthLogitsProcessor
-
-    scores, tokens = random_scores(4), random_tokens(4, 5 + generated)
-    theirs = by_transformers(MinNewTokensLengthLogitsProcessor(5, 3, [EOS, 7]), scores, tokens)
-    ours = filtered(scores, tokens, 5, ending=[EOS, 7], min_new_tokens=3)
-    np.testing.assert_array_equal(ours, theirs)
-    assert banned(ours) == ({EOS, 7} if generated < 3 else set())
-
-
-def test_min_new_tokens_of_a_bundle_without_an_end_needs_no_filter() -> None:
-    assert filters_for(Options(min_new_tokens=3), ending=[], encode=refuse_to_encode, vocabulary=9) == ()
-
-
 @pytest.mark.parametrize("as_array", [False, True], ids=["list", "array"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("length", [1, 2, 3, 30, 200])
@@ -265,8 +250,23 @@ def test_filters_combine_and_a_ban_outlives_every_penalty() -> None:
         presence_penalty=-3.0,
         frequency_penalty=-2.0,
         no_repeat_ngram=1,
-        min_new_tokens=3,
         bad_words=[[0]],
         constraint=lambda generated: [0, 1, 2, 3, 4],
     )
-    assert scores.tolist() == [-np.inf, -2, -np.inf, -np.inf, -np.inf, -np.inf]
+    assert scores.tolist() == [-np.inf, -2, -3, -np.inf, -np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("generated", [0, 2, 3, 4])
+def test_the_end_before_its_time_is_banned_as_transformers_does(generated: int) -> None:
+    from transformers import MinNewTokensLengthLogitsProcessor
+
+    from runtime.generation.search import Request, edited
+
+    scores, tokens = random_scores(4), random_tokens(4, 5 + generated)
+    theirs = by_transformers(MinNewTokensLengthLogitsProcessor(5, 3, [EOS, 7]), scores, tokens)
+    options = Options(min_new_tokens=3, stop_tokens=[7])
+    request = Request(options, tuple(tokens[:5]), (), 9, EOS, (), lambda numbers: "")
+    ours = scores.copy()[None]
+    edited(request, ours, [tuple(tokens[5:])])
+    np.testing.assert_array_equal(ours[0], theirs)
+    assert request.banned(generated) == ((EOS, 7) if generated < 3 else ())

@@ -15,7 +15,8 @@ from .bundle import Bundle
 from .errors import FeedError, OptionError
 from .feeds import example_feeds, natural_batch
 from .filling import fill_texts
-from .generation.generate import Batch, Context, TextGenerator, text_generator
+from .generation.generate import Batch, Context, TextGenerator
+from .generation.requests import requests_of
 from .generation.scheduler import MOST_ROWS
 from .prediction import Prediction, softmax
 from .samples import as_batch, convert
@@ -154,7 +155,7 @@ class Model:
 
     @cached_property
     def _generator(self) -> TextGenerator:
-        return text_generator(self.bundle, self.sessions)
+        return TextGenerator(requests_of(self.bundle, self.sessions))
 
     def _require(self, verb: str, tasks: tuple[str, ...], instead: str) -> None:
         _ = self.sessions  # what is closed says so first

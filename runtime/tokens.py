@@ -44,9 +44,9 @@ class TokenInput:
             raise FeedError(f"a {type(values).__name__} is not a text; expected a text, token numbers, or a list of them")
         if not items:
             raise FeedError("the batch holds no texts; expected at least one")
-        return [self._row(item, "the text" if one else f"text {place}") for place, item in enumerate(items)], one
+        return [self.row(item, "the text" if one else f"text {place}") for place, item in enumerate(items)], one
 
-    def _row(self, item: Any, name: str) -> Tokens:
+    def row(self, item: Any, name: str) -> Tokens:
         if isinstance(item, str):
             numbers = [*self.before, *self.encode(item, name), *self.after]
         else:
@@ -65,6 +65,8 @@ class TokenInput:
 
     def numbers(self, item: Any, name: str) -> Tokens:
         """Token numbers as they were given, without padding at the end."""
+        if isinstance(item, Sequence | np.ndarray) and not len(item):
+            raise FeedError(f"{name} is empty; expected at least one token")
         array = np.asarray(item) if _plain(item) else np.asarray(None)
         if array.ndim != 1 or array.dtype.kind not in "iuf" or (array.size and not _whole(array)):
             raise FeedError(f"{name} is {_shown(item)}; expected a text or whole token numbers")

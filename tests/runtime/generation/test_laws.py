@@ -200,7 +200,7 @@ def test_reordering_a_state_equals_recomputing_it(tiny: Tiny) -> None:
     sources = prompts(3, seed=14)
     texts: list[tuple[int, list[int]]] = [(row, [BOS]) for row in range(3)]
     rows.reserve(3, 24)
-    rows.start(3, generator.encode(sources) if not tiny.is_language_model else None)
+    rows.start(3, generator.requests.encode(sources) if not tiny.is_language_model else None)
     rows.advance(np.full((3, 1), BOS, np.int64))
     for count in (3, 5, 4, 4, 1, 6, 6, 2, 3):
         parents = random.integers(0, len(texts), count).tolist()

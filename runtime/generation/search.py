@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import GenerationError
 from .alignment import Align, coverage
 from .filters import Filter
-from .numeric import chosen_logprobs, log_softmax, top
+from .numeric import likeliest_logprobs, log_softmax, top
 from .options import Generation, Options
 from .sampling import draw, restrict
 
@@ -254,7 +254,7 @@ class Independent:
 def take_plain(searches: Sequence[Independent], logits: Array) -> list[Moves]:
     """What `take` answers for plain searches of one row each, for all of them at once."""
     chosen = _likeliest_allowed(searches, logits)
-    logprobs = chosen_logprobs(logits, chosen)
+    logprobs = likeliest_logprobs(logits, chosen)
     return [
         search.accept([token], [logprob])
         for search, token, logprob in zip(searches, chosen.tolist(), logprobs.tolist(), strict=True)
@@ -263,14 +263,14 @@ def take_plain(searches: Sequence[Independent], logits: Array) -> list[Moves]:
 
 def _likeliest_allowed(searches: Sequence[Independent], logits: Array) -> Array:
     """The likeliest token of every row that is not banned; the logits stay as they are."""
-    bans = [(row, token) for row, search in enumerate(searches) for token in search.request.banned(len(search.stable()))]
-    if not bans:
-        return np.asarray(logits.argmax(axis=-1))
-    banned = tuple(np.array(bans).T)
-    before = logits[banned]
-    logits[banned] = -np.inf
+    before = []
+    for row, search in enumerate(searches):
+        for token in search.request.banned(len(search.stable())):
+            before.append((row, token, logits[row, token]))
+            logits[row, token] = -np.inf
     chosen = np.asarray(logits.argmax(axis=-1))
-    logits[banned] = before
+    for row, token, logit in reversed(before):  # the first that was noted of a token is what it was
+        logits[row, token] = logit
     return chosen
 
 

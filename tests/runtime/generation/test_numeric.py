@@ -151,3 +151,16 @@ def test_top_is_exact_however_many_are_equal(rows: int, vocabulary: int, k: int,
     rng = np.random.default_rng(seed)
     levels = np.append(rng.standard_normal(distinct), -np.inf).astype(np.float32)
     assert_top_is_exact(rng.choice(levels, (rows, vocabulary)), k)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 1001, 32000])
+def test_the_likeliest_have_the_bits_of_log_softmax_and_others_may_be_larger(vocabulary: int) -> None:
+    from runtime.generation.numeric import likeliest_logprobs
+
+    logits = np.random.default_rng(0).normal(0, 4, (6, vocabulary)).astype(np.float32)
+    ids = logits.argmax(axis=1)
+    expected = log_softmax(logits.copy())[np.arange(6), ids]
+    np.testing.assert_array_equal(likeliest_logprobs(logits, ids), expected)
+    logits[2, (ids[2] + 1) % vocabulary] = 900.0  # banned, say
+    expected = log_softmax(logits.copy())[np.arange(6), ids]
+    np.testing.assert_allclose(likeliest_logprobs(logits, ids), expected, rtol=1e-5)

@@ -192,21 +192,26 @@ def _run(item: Pass, work: _Work) -> None:
         work.results.append(_result(item, work, model, "nothing to do"))  # it only shuffled names
         return
     pace = compare_pace(model, after, work.trials.signature, work.workload, clock="cpu") if item.timed else ()
-    if reason := _too_slow(item, pace):
+    if reason := _too_slow(item, pace, _is_tied(model)):
         work.results.append(_result(item, work, model, reason, error=error, pace=pace, **more))
         return
     work.results.append(_result(item, work, after, "applied", error=error, pace=pace, **more))
     work.model = after
 
 
-def _too_slow(item: Pass, pace: tuple[Pace, ...]) -> str | None:
+def _is_tied(model: onnx.ModelProto) -> bool:
+    """Whether only onnxruntime can run the graph."""
+    return any(node.domain not in ("", "ai.onnx") for node in model.graph.node)
+
+
+def _too_slow(item: Pass, pace: tuple[Pace, ...], tied: bool) -> str | None:
     """Why a pass is not worth it. One that ties a graph to onnxruntime must win somewhere; others need only not lose."""
     slowest = max(pace, key=lambda one: one.ratio.low or 0.0, default=None)
     if slowest is None:
         return None
     if slowest.slower:
         return f"reverted: {slowest.ratio.median:.2f} times slower at {slowest.sizes}"
-    if not item.standard and not any(one.faster for one in pace):
+    if not item.standard and not tied and not any(one.faster for one in pace):
         best = min(pace, key=lambda one: one.ratio.median)
         return f"reverted: not faster ({best.ratio.median:.2f} of the time at best), and only onnxruntime could run it"
     return None

@@ -45,7 +45,21 @@ def pattern(node: ir.Node) -> Projections | None:
     parts = tuple(part for user in users if (part := _projection(user)) is not None)
     if len(parts) < 2 or parts[0].product is not node:
         return None
-    return Projections(node, x, parts)
+    return Projections(node, x, _in_order_of_use(parts))
+
+
+def _in_order_of_use(parts: tuple[Projection, ...]) -> tuple[Projection, ...]:
+    """As the one node that takes them all does, if there is one: attention can then take them unsplit."""
+    places = []
+    for part in parts:
+        uses = part.output.uses()
+        if len(uses) != 1:
+            return parts
+        places.append((uses[0].node, uses[0].idx))
+    if len({node for node, _ in places}) > 1:
+        return parts
+    order = sorted(range(len(parts)), key=lambda place: places[place][1])
+    return tuple(parts[place] for place in order)
 
 
 def condition(found: Projections, context: Context) -> str | None:

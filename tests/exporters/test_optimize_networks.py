@@ -74,7 +74,12 @@ def test_a_decoder_with_growing_caches_is_fused_and_keeps_its_states(bundles: di
 
 def test_a_decoder_with_caches_in_place_is_fused_around_its_attention(bundles: dict[str, Bundle], tmp_path: Path) -> None:
     report = optimize(bundles["gpt-onnxruntime"], tmp_path / "out.bundle")
-    assert matches(report, "decoder") == {"pack-projections": 2, "fuse-bias-gelu": 2, "fuse-skip-layernorm": 5}
+    assert matches(report, "decoder") == {
+        "pack-projections": 2,
+        "pack-attention": 2,
+        "fuse-bias-gelu": 2,
+        "fuse-skip-layernorm": 5,
+    }
     assert verify_bundle(tmp_path / "out.bundle")
 
 

@@ -36,8 +36,17 @@ class Model:
     Several threads may use one model at once. A call that fails leaves it as it was.
     """
 
-    def __init__(self, bundle: Bundle, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        strict: bool = False,
+        many_rows: bool = False,
+    ) -> None:
         self.bundle = bundle
+        self._many_rows = many_rows
         self.task = bundle.manifest.task
         self._sessions: dict[str, Session] | None = {
             name: Session(bundle.graph_path(name), graph.signature, device=device, threads=threads, strict=strict)
@@ -155,7 +164,7 @@ class Model:
 
     @cached_property
     def _generator(self) -> TextGenerator:
-        return TextGenerator(requests_of(self.bundle, self.sessions))
+        return TextGenerator(requests_of(self.bundle, self.sessions, many_rows=self._many_rows))
 
     def _require(self, verb: str, tasks: tuple[str, ...], instead: str) -> None:
         _ = self.sessions  # what is closed says so first
@@ -163,6 +172,17 @@ class Model:
             raise OptionError(f"{verb} is for {' and '.join(tasks)}; this bundle's task is {self.task!r}: use {instead}")
 
 
-def load(path: str | Path, *, device: str = "auto", threads: int | None = None, strict: bool = False) -> Model:
-    """Open a bundle, check every file in it, and make it ready to run. See `Session` for `device`."""
-    return Model(Bundle.open(path), device=device, threads=threads, strict=strict)
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    strict: bool = False,
+    many_rows: bool = False,
+) -> Model:
+    """Open a bundle, check every file in it, and make it ready to run. See `Session` for `device`.
+
+    `many_rows` is for beams and batches: some quantized bundles have a form of the decoder that is faster for them, and slower
+    for single texts. Its answers differ within the quantization's error, and do not depend on the batch either.
+    """
+    return Model(Bundle.open(path), device=device, threads=threads, strict=strict, many_rows=many_rows)

@@ -48,7 +48,8 @@ class OurTarget:
         import runtime
 
         self._job = Job(**request["job"])
-        self._model: Any = runtime.load(request["bundle"], device="cpu", threads=THREADS)
+        many = self._job.batch * self._job.beams > 1
+        self._model: Any = runtime.load(request["bundle"], device="cpu", threads=THREADS, many_rows=many)
         self.inputs = f"{self._job.batch} x {self._job.prompt} tokens"
 
     def prepare(self, batch: int | None) -> Callable[[], None]:

@@ -32,9 +32,10 @@ def run_texts(
     batch: int,
     device: str,
     threads: int | None,
+    many_rows: bool,
 ) -> int:
     """Answer every text on stdout; the exit code. Of `one` text the answer may be streamed, of several each is a line."""
-    with load(bundle, device=device, threads=threads) as model:
+    with load(bundle, device=device, threads=threads, many_rows=many_rows) as model:
         if model.task not in _GENERATING and (options or scores):
             first = next(iter(options), "scores")
             raise OptionError(f"{first} is for networks that generate, and the task of {bundle} is {model.task}; leave it out")

@@ -21,14 +21,13 @@ BATCH, SOURCE = "batch", "source"
 class Decoder:
     """A graph tokens, wanted, memory.*, past.* → logits, present.*.
 
-    `many` is the same graph in another form that is faster from `many_from` tokens in one call on. `longest` is the number of
-    positions, None where there is no limit.
+    `reader` is the form of the graph that prompts are read with, where that is another one. Which form is run depends on
+    nothing else: a row's text is the same alone and in a batch. `longest` is the number of positions, None for no limit.
     """
 
     session: Session
     longest: int | None = None
-    many: Session | None = None
-    many_from: int = 0
+    reader: Session | None = None
     noise: float = 0.0  # the error a logit may have
 
     def __post_init__(self) -> None:
@@ -124,10 +123,6 @@ class Decoder:
             ]
             total += int(np.prod(sizes)) * np.dtype(spec.dtype).itemsize
         return total
-
-    def session_for(self, tokens: int) -> Session:
-        """The form of the graph to run so many tokens (of all rows) with."""
-        return self.many if self.many is not None and tokens >= self.many_from else self.session
 
 
 def source_axis(spec: TensorSpec) -> int | None:

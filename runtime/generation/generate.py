@@ -100,7 +100,7 @@ class TextGenerator:
     def row_of(self, tokens: Sequence[int]) -> Rows:
         rows = Rows(self.decoder, room=1, capacity=self.decoder.capacity(len(tokens)))
         rows.start(1)
-        rows.advance(np.array([tokens], np.int64))
+        rows.read(np.array([tokens], np.int64))
         return rows
 
     def scheduler(self, *, most_rows: int = MOST_ROWS, memory_limit: int | None = None) -> Scheduler:
@@ -164,7 +164,7 @@ class Context:
                 self._rows = self._generator.row_of(fed)
             else:
                 self._rows.reserve(1, capacity)
-                self._rows.advance(np.array([fed], np.int64))
+                self._rows.read(np.array([fed], np.int64))
         self.tokens = everything
 
 

@@ -139,18 +139,20 @@ def _lengthened(array: Array, axis: int | None, length: int) -> Array:
     return np.pad(array, widths)
 
 
-def requests_of(bundle: Bundle, sessions: Mapping[str, Session]) -> Requests:
-    """How the bundle of a generating network is asked to generate."""
+def requests_of(bundle: Bundle, sessions: Mapping[str, Session], *, many_rows: bool) -> Requests:
+    """How the bundle of a generating network is asked to generate.
+
+    A decoder may come in a second form, for many rows: prompts are read with it, and with `many_rows` single tokens too.
+    """
     manifest = bundle.manifest
     if manifest.generation is None or DECODER not in sessions:
         raise OptionError(f"{manifest.name} does not generate text: its task is {manifest.task!r}; use predict or run")
     about: Mapping[str, Any] = manifest.generation
     tolerance = manifest.tolerance.get(DECODER, {}).get(LOGITS)
     decoder = Decoder(
-        sessions[DECODER],
+        sessions[MANY] if many_rows and MANY in sessions else sessions[DECODER],
         longest=about.get("longest"),
-        many=sessions.get(MANY),
-        many_from=int(about.get("many_rows_from") or 0),
+        reader=sessions.get(MANY),
         noise=0.0 if tolerance is None else tolerance.allowed,
     )
     target = token_input(bundle, DECODER, TOKENS)

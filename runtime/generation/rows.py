@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..session import Session
 from ..signature import StateSpec
 from ..state import LOGITS, TOKENS, WANTED
 from .caches import caches_for, numpy_of, value_of
@@ -109,20 +110,25 @@ class Rows:
 
     # Going on
 
-    def advance(self, tokens: Array, wanted: Sequence[int] | None = None) -> Array:
+    def read(self, tokens: Array, wanted: Sequence[int] | None = None) -> Array:
+        """As `advance`, of tokens that are given and not chosen."""
+        return self.advance(tokens, wanted, self.decoder.reader)
+
+    def advance(self, tokens: Array, wanted: Sequence[int] | None = None, form: Session | None = None) -> Array:
         """Feed tokens (rows, time); logits (rows, kept, vocabulary) of the wanted positions, or of the last one.
 
         The logits are valid, and may be written to, until the next call.
         """
+        form = form or self.decoder.session
         time = tokens.shape[1]
         pieces = self._pieces(time)
         if pieces is None:
-            return self._call(tokens, wanted or (time - 1,))
+            return self._call(tokens, wanted or (time - 1,), form)
         kept = [position % time for position in (wanted or (time - 1,))]
         logits = []
         for start, end in pieces:
             inside = [position - start for position in kept if start <= position < end]
-            part = self._call(tokens[:, start:end], inside or [0])
+            part = self._call(tokens[:, start:end], inside or [0], form)
             if inside:
                 logits.append(part.copy())
         return np.concatenate(logits, axis=1)
@@ -134,13 +140,12 @@ class Rows:
             return None
         return [(start, min(start + size, time)) for start in range(0, time, size)]
 
-    def _call(self, tokens: Array, wanted: Sequence[int]) -> Array:
+    def _call(self, tokens: Array, wanted: Sequence[int], session: Session) -> Array:
         if self.decoder.one_row and self.count > 1:
             raise AssertionError("rows of a graph that takes one are decoded one after the other")
         time = tokens.shape[1]
         end = int(self.lengths[: self.count].max()) + time
         assert end <= self.capacity, f"{end} tokens in rows of {self.capacity}"
-        session = self.decoder.session_for(self.count * time)
         if time == 1:
             self._tokens[: self.count] = tokens
             if self._binding is None or self._binding[0] is not session or not self._caches.stays:
@@ -157,7 +162,7 @@ class Rows:
         self._after(binding, outputs, time)
         return logits
 
-    def _bind(self, session: Any, tokens: Array, wanted: Sequence[int], logits: Array) -> tuple[Any, list[str]]:
+    def _bind(self, session: Session, tokens: Array, wanted: Sequence[int], logits: Array) -> tuple[Any, list[str]]:
         """A binding of everything but the carried states, and the names of its outputs in order."""
         decoder = self.decoder
         binding = session.binding()

@@ -163,7 +163,7 @@ class Scheduler:
             rows.start(len(tickets), memory)
         tokens = np.array([[*t.request.prompt, *t.request.prefix][already:] for t in tickets], np.int64)
         wanted = range(len(request.prompt) - 1 - already, request.length - already)
-        logits = rows.advance(tokens, wanted)
+        logits = rows.read(tokens, wanted)
         if not alone:
             self._rows.join(rows)
         for ticket, of_row in zip(tickets, logits, strict=True):

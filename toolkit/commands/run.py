@@ -25,6 +25,7 @@ _GENERATION = (
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
         help="Any other option of docs/guide-runtime.md, e.g. no_repeat_ngram=3; may be given several times.",
     ),
+    click.option("--many-rows", is_flag=True, help="A quantized decoder's form for beams and batches, if it has one."),
     click.option("--scores", is_flag=True, help="Print the score before each text."),
     click.option("--stream/--no-stream", default=True, help="Print one text as it is generated.  [default: stream]"),
 )  # fmt: skip
@@ -108,7 +109,7 @@ def _run_texts(
 
     if output:
         raise OptionError("-o saves raw outputs of --input; redirect the output of --text and --stdin, or use --json")
-    scores, stream = bool(generation.pop("scores")), bool(generation.pop("stream"))
+    scores, stream, many_rows = (bool(generation.pop(name)) for name in ("scores", "stream", "many_rows"))
     settings: tuple[str, ...] = generation.pop("settings")
     given = {name: value for name, value in generation.items() if value not in (None, ())}
     given |= dict(map(parse_option, settings))
@@ -126,4 +127,5 @@ def _run_texts(
         batch=batch,
         device=device,
         threads=threads,
+        many_rows=many_rows,
     )

@@ -7,6 +7,7 @@ A row's result has the same bits alone and in any batch: nothing is added up acr
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -83,11 +84,26 @@ def _blocks(logits: Floats) -> Iterator[tuple[Floats, Floats]]:
     rows, vocabulary = logits.shape
     count = max(1, min(rows, _CACHED // vocabulary))
     width = vocabulary if vocabulary < _LONG else (vocabulary // _MEMBERS + 1) * _MEMBERS
-    scratch = np.empty((count, width), np.float32)
+    scratch = _scratch(count * width).reshape(count, width)
     scratch[:, vocabulary:] = 0
     for start in range(0, rows, count):
         block = logits[start : start + count]
         yield block, scratch[: len(block)]
+
+
+class _Kept(threading.local):
+    """A scratch for each thread: memory that was just got costs more time, page by page, than what is computed in it."""
+
+    array: Floats = np.empty(0, np.float32)
+
+
+_kept = _Kept()
+
+
+def _scratch(size: int) -> Floats:
+    if len(_kept.array) < size:
+        _kept.array = np.empty(size, np.float32)
+    return _kept.array[:size]
 
 
 def _largest(block: Floats) -> Floats:

@@ -186,13 +186,15 @@ class Rows:
         if self.decoder.carried:
             values = dict(zip(outputs, binding.get_outputs(), strict=True))
             self._carried = {state.input: values[state.output] for state in self.decoder.carried}
+        number = next(_calls) << _ROW_BITS
+        if self.count == 1:  # small arrays cost more than numbers
+            length = int(self.lengths[0])
+            self._history[0, length : length + time] = number
+            self.lengths[0] = length + time
+            return
         rows, before = self._numbers[: self.count], self.lengths[: self.count]
-        written = (next(_calls) << _ROW_BITS) + rows
-        if time == 1:
-            self._history[rows, before] = written
-        else:
-            slots = before[:, None] + np.arange(time)
-            self._history[rows[:, None], slots] = written[:, None]
+        slots = before[:, None] + np.arange(time)
+        self._history[rows[:, None], slots] = (number + rows)[:, None]
         before += time
 
     # Choosing rows

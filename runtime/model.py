@@ -11,7 +11,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from .answers import Answerer
-from .bundle import Bundle
+from .bundle import DECODER, Bundle
 from .errors import FeedError, OptionError
 from .feeds import example_feeds, natural_batch
 from .filling import fill_texts
@@ -49,7 +49,14 @@ class Model:
         self._many_rows = many_rows
         self.task = bundle.manifest.task
         self._sessions: dict[str, Session] | None = {
-            name: Session(bundle.graph_path(name), graph.signature, device=device, threads=threads, strict=strict)
+            name: Session(
+                bundle.graph_path(name),
+                graph.signature,
+                device=device,
+                threads=threads,
+                strict=strict,
+                spins=DECODER not in bundle.manifest.graphs,  # decoding works between the runs
+            )
             for name, graph in bundle.manifest.graphs.items()
         }
         self.device = next(iter(self._sessions.values())).device

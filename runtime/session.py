@@ -44,7 +44,10 @@ class Session:
         optimization: str = "all",
         strict: bool = False,
         log_level: int = 3,
+        spins: bool = True,
     ) -> None:
+        """`spins`: threads wait busily for the next run, which is fastest for one run after the other; a host that works between
+        the runs is slowed by them."""
         self.signature = signature
         if threads is not None and threads < 1:
             raise OptionError(f"threads is {threads}, expected 1 or more; leave it out to use all that are available")
@@ -52,7 +55,7 @@ class Session:
         request = requested(device)
         # A decoder's step reads all its weights and does little else.
         with in_huge_pages() if signature.states and _bytes_of(path) >= LARGE else nullcontext():
-            self._session, reason = _create(path, request, threads, OPTIMIZATION_LEVELS[optimization], log_level)
+            self._session, reason = _create(path, request, threads, OPTIMIZATION_LEVELS[optimization], log_level, spins)
         self.device = request.taken(self._session.get_providers()[0])
         self.memory = request.memory(self.device)
         if request.name not in (AUTO, self.device):
@@ -120,7 +123,7 @@ def _bytes_of(path: str | Path | bytes) -> int:
 
 
 def _create(
-    path: str | Path | bytes, request: Request, threads: int, optimization: Any, log_level: int
+    path: str | Path | bytes, request: Request, threads: int, optimization: Any, log_level: int, spins: bool
 ) -> tuple[ort.InferenceSession, str | None]:
     """The session; and if the device that was asked for refused the graph, why: it is on the CPU then."""
     source = path if isinstance(path, bytes) else str(path)
@@ -131,6 +134,8 @@ def _create(
         options.inter_op_num_threads = 1
         options.graph_optimization_level = optimization
         options.log_severity_level = log_level  # 3, errors: warnings would litter an application's stderr; 4 silences trials
+        if not spins:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         wanted.prepare(options)
         # Without onnxruntime's own fallback, which prints to stdout and goes on with other providers after any failing run.
         return ort.InferenceSession(source, options, providers=wanted.providers(threads), enable_fallback=0)

@@ -46,8 +46,8 @@ class Session:
         log_level: int = 3,
         spins: bool = True,
     ) -> None:
-        """`spins`: threads wait busily for the next run, which is fastest for one run after the other; a host that works between
-        the runs is slowed by them."""
+        """`spins`: threads wait busily for the next run, which is fastest for one run after the other; a host that works in
+        between is slowed by them."""
         self.signature = signature
         if threads is not None and threads < 1:
             raise OptionError(f"threads is {threads}, expected 1 or more; leave it out to use all that are available")

@@ -129,6 +129,7 @@ class BeamSearch:
         options = self.request.options
         scores = log_softmax(logits)
         live = [(row, hypothesis) for group in self.groups if not group.done for row, hypothesis in group.live]
+        live = sorted(live, key=lambda item: item[0])  # as the rows of the logits are
         if self.width == 1:  # after the prompt, which all groups share
             live = live[:1]
         alternatives = likeliest(scores, options.alternatives) if options.alternatives else [()] * len(scores)
@@ -174,12 +175,13 @@ class BeamSearch:
     def accept(self, values: Array, ids: Array) -> Moves:
         """What `take` answers, given the best log-probabilities and tokens of every row, (rows, candidates)."""
         (group,) = self.groups
-        totals = np.array([hypothesis.total for _, hypothesis in group.live])
+        live = sorted(group.live, key=lambda item: item[0])  # as the rows of `values` are
+        totals = np.array([hypothesis.total for _, hypothesis in live])
         keys = values + totals[:, None]  # totals are float64
         found = []
         for place in np.argsort(-keys, axis=None, kind="stable")[: self.candidates].tolist():
             beam, rank = divmod(place, keys.shape[1])
-            row, hypothesis = group.live[beam]
+            row, hypothesis = live[beam]
             logprob = float(values[beam, rank])
             if logprob == -math.inf:
                 continue
@@ -187,14 +189,15 @@ class BeamSearch:
         return self._moves([group.continue_with(found, self.request)])
 
     def _moves(self, moves: list[list[tuple[int, int]]]) -> Moves:
-        number = 0
-        for group, taken in zip(self.groups, moves, strict=True):
-            if not group.done:
-                group.live = [(number + at, hypothesis) for at, (_, hypothesis) in enumerate(group.live)]
-                number += len(taken)
-        self.width = number
         flat = [move for taken in moves for move in taken]
-        return Moves([row for row, _ in flat], [token for _, token in flat])
+        rows = places_of([row for row, _ in flat])
+        numbers = iter(rows)
+        for group in self.groups:
+            if not group.done:
+                group.live = [(next(numbers), hypothesis) for _, hypothesis in group.live]
+        self.width = len(rows)
+        ordered = sorted(zip(rows, flat, strict=True))
+        return Moves([parent for _, (parent, _) in ordered], [token for _, (_, token) in ordered])
 
     def finished(self) -> list[Hypothesis]:
         """The finished texts, the best first."""
@@ -228,6 +231,17 @@ def take_plain_beams(searches: Sequence[BeamSearch], logits: Array) -> list[Move
         start += search.width
         moves.append(search.accept(values[rows, : search.candidates], ids[rows, : search.candidates]))
     return moves
+
+
+def places_of(parents: Sequence[int]) -> list[int]:
+    """The row each beam goes to: that of its parent, where no other child of it is, so that little must be copied."""
+    places, taken = [-1] * len(parents), set()
+    for beam, parent in enumerate(parents):
+        if parent < len(parents) and parent not in taken:
+            places[beam] = parent
+            taken.add(parent)
+    free = (row for row in range(len(parents)) if row not in taken)
+    return [next(free) if place < 0 else place for place in places]
 
 
 def common_beginning(texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -14,6 +15,15 @@ from .decoder import Decoder
 Array = NDArray[Any]
 
 
+class Piece(NamedTuple):
+    """Slots start … end of some rows, which are to come from others."""
+
+    targets: list[int]
+    parents: list[int]
+    start: int
+    end: int
+
+
 class Caches(Protocol):
     stays: bool  # whether a binding of them holds until the number of rows changes
 
@@ -21,8 +31,8 @@ class Caches(Protocol):
         """The first `count` rows of every cache, by the name of its input."""
         ...
 
-    def copy(self, targets: list[int], parents: list[int], start: int, end: int) -> None:
-        """Give the target rows what the parents have in slots start … end."""
+    def copy(self, pieces: Sequence[Piece]) -> None:
+        """Give target rows what their parents had before anything was copied."""
         ...
 
     def take(self, other: Any, start: int, end: int, used: int) -> None:
@@ -52,10 +62,14 @@ class HostCaches:
     def bound(self, count: int) -> dict[str, Any]:
         return {state.input: value_of(block[at, :count]) for block, states in self._blocks for at, state in enumerate(states)}
 
-    def copy(self, targets: list[int], parents: list[int], start: int, end: int) -> None:
+    def copy(self, pieces: Sequence[Piece]) -> None:
         for block, states in self._blocks:
-            into: Any = (slice(None), targets, *_slots(states[0], start, end))
-            block[into] = block[(slice(None), parents, *into[2:])]
+            copied = []
+            for piece in pieces:
+                slots: Any = _slots(states[0], piece.start, piece.end)
+                copied.append((slots, block[(slice(None), piece.parents, *slots)]))
+            for piece, (slots, values) in zip(pieces, copied, strict=True):
+                block[(slice(None), piece.targets, *slots)] = values
 
     def take(self, other: HostCaches, start: int, end: int, used: int) -> None:
         for (block, states), (theirs, _) in zip(self._blocks, other._blocks, strict=True):
@@ -86,13 +100,15 @@ class DeviceCaches:
                 self._values[state.input] = self._sent(grown)
         return dict(self._values)
 
-    def copy(self, targets: list[int], parents: list[int], start: int, end: int) -> None:
+    def copy(self, pieces: Sequence[Piece]) -> None:
+        rows = 1 + max(target for piece in pieces for target in piece.targets)
         for state in self._decoder.in_place:
             before = self._values[state.input].numpy()
-            array = self._empty(state, max(len(before), max(targets) + 1))
+            array = self._empty(state, max(len(before), rows))
             array[: len(before)] = before
-            into: Any = (targets, *_slots(state, start, end))
-            array[into] = before[(parents, *into[1:])]
+            for piece in pieces:
+                slots: Any = _slots(state, piece.start, piece.end)
+                array[(piece.targets, *slots)] = before[(piece.parents, *slots)]
             self._values[state.input] = self._sent(array)
 
     def take(self, other: DeviceCaches, start: int, end: int, used: int) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..session import Session
 from ..signature import StateSpec
 from ..state import LOGITS, TOKENS, WANTED
-from .caches import caches_for, numpy_of, value_of
+from .caches import Piece, caches_for, numpy_of, value_of
 from .decoder import Decoder, source_axis
 
 Array = NDArray[Any]
@@ -221,11 +221,16 @@ class Rows:
 
     def _copy(self, targets: list[int], parents: list[int]) -> None:
         end = int(self.lengths[parents].max())
-        differs = (self._history[targets, :end] != self._history[parents, :end]).any(axis=0)
-        start = int(differs.argmax()) if differs.any() else end
-        if start < end:
-            self._caches.copy(targets, parents, start, end)
-            self._history[targets, start:end] = self._history[parents, start:end]
+        differs = self._history[targets, :end] != self._history[parents, :end]
+        starts = np.where(differs.any(axis=1), differs.argmax(axis=1), end)
+        pieces: list[Piece] = []  # of rows that need about as many slots
+        for size in {int(end - start).bit_length() for start in starts} - {0}:
+            places = [place for place, start in enumerate(starts) if int(end - start).bit_length() == size]
+            rows, sources = [targets[place] for place in places], [parents[place] for place in places]
+            pieces.append(Piece(rows, sources, int(starts[places].min()), end))
+        if pieces:
+            self._caches.copy(pieces)
+        self._history[targets, :end] = self._history[parents, :end]
         self.lengths[targets] = self.lengths[parents]
 
     def truncate(self, length: int) -> None:

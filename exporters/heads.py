@@ -130,7 +130,7 @@ def _tolerance(head: Head, before: Mapping[str, Tolerance], bundle: Bundle, name
         return after | {TOKEN: _EXACT}
     largest = max(
         (
-            float(np.abs(_log_softmax(expected[LOGITS])).max(initial=0.0))
+            float(np.abs(log_softmax(expected[LOGITS])).max(initial=0.0))
             for entry, _, expected in bundle.goldens()
             if entry.graph == name
         ),
@@ -190,11 +190,11 @@ def _answers(head: Head, expected: Arrays) -> Arrays:
     if head.k is None:
         return others | {TOKEN: logits.argmax(-1).astype(np.int64)}
     order = np.argsort(-logits, axis=-1, kind="stable")[..., : head.k]
-    logprobs = np.take_along_axis(_log_softmax(logits), order, axis=-1)
+    logprobs = np.take_along_axis(log_softmax(logits), order, axis=-1)
     return others | {LOGPROBS: logprobs.astype(np.float32), TOKENS: order.astype(np.int64)}
 
 
-def _log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 

@@ -22,6 +22,7 @@ from runtime.metrics import Metric
 from runtime.session import Session
 from runtime.state import LOGITS, step
 
+from .heads import log_softmax
 from .laws import Host, Text
 from .quantize import Quality
 
@@ -50,15 +51,10 @@ def compare_logits(reference: Array, logits: Array) -> Comparison:
     wanted, got = reference.reshape(-1, reference.shape[-1]), logits.reshape(-1, logits.shape[-1])
     if not np.isfinite(got).all():
         return Comparison(0.0, float("inf"), 0.0, len(wanted))
-    p, q = _log_softmax(wanted), _log_softmax(got)
+    p, q = log_softmax(wanted), log_softmax(got)
     divergence = max(0.0, float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1))))
     same = float(100 * np.mean(wanted.argmax(-1) == got.argmax(-1)))
     return Comparison(100 * float(np.exp(-divergence)), divergence, same, len(wanted))
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 METRIC = Metric("likelihood", "%", True, _BUDGET, lambda logits, reference: compare_logits(reference, logits).likelihood)

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from .bundle import DECODER, ENCODER, Bundle
 from .errors import FeedError, OptionError
 from .session import Session
-from .state import LOGITS, TOKENS, Arrays, initial_state, step
+from .state import LOGITS, SOURCE, TOKENS, Arrays, initial_state, step
 from .tokens import TokenInput, Tokens, token_input
 
-SOURCE = "source"
 _LOGITS_AT_ONCE = 1 << 24  # values; 64 MB of float32
 
 

@@ -18,7 +18,7 @@ from .feeds import example_feeds
 from .session import Session
 from .signature import GraphSignature, StateSpec, TensorSpec
 
-TOKENS, WANTED, LOGITS = "tokens", "wanted", "logits"  # `wanted`: the positions whose logits are computed
+TOKENS, SOURCE, WANTED, LOGITS = "tokens", "source", "wanted", "logits"  # `wanted`: the positions whose logits are computed
 
 Arrays = dict[str, NDArray[Any]]
 

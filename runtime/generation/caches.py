@@ -54,7 +54,8 @@ class HostCaches:
         self._blocks: list[tuple[Array, list[StateSpec]]] = []
         groups: dict[Any, list[StateSpec]] = {}
         for state in decoder.in_place:
-            kind = (_sizes(decoder, state, room, capacity), decoder.spec(state.input).dtype, state.length_axis)
+            assert state.batch_axis == 0, "a cache in place has its rows first"
+            kind = (decoder.sizes(state, room, capacity), decoder.spec(state.input).dtype, state.length_axis)
             groups.setdefault(kind, []).append(state)
         for (sizes, dtype, _), states in groups.items():
             self._blocks.append((np.zeros((len(states), *sizes), dtype), states))
@@ -123,16 +124,10 @@ class DeviceCaches:
             self._values[state.input] = self._sent(array)
 
     def _empty(self, state: StateSpec, rows: int) -> Array:
-        return np.zeros(_sizes(self._decoder, state, rows, self._capacity), self._decoder.spec(state.input).dtype)
+        return np.zeros(self._decoder.sizes(state, rows, self._capacity), self._decoder.spec(state.input).dtype)
 
     def _sent(self, array: Array) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(array, *self._decoder.session.memory)
-
-
-def _sizes(decoder: Decoder, state: StateSpec, rows: int, capacity: int) -> tuple[int, ...]:
-    assert state.batch_axis == 0, "a cache in place has its rows first"
-    shape = decoder.spec(state.input).shape
-    return tuple(rows if axis == 0 else capacity if axis == state.length_axis else int(dim) for axis, dim in enumerate(shape))
 
 
 def _slots(state: StateSpec, start: int, end: int) -> tuple[slice, ...]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from ..errors import GenerationError
 from ..session import Session
 from ..signature import StateSpec, TensorSpec
-from ..state import LOGITS, TOKENS, WANTED
-
-BATCH, SOURCE = "batch", "source"
+from ..state import LOGITS, SOURCE, TOKENS, WANTED
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Decoder:
     def __post_init__(self) -> None:
         rows = self._specs[TOKENS].shape[0]
         if isinstance(rows, int) and rows != 1:
-            raise GenerationError(f"the decoder takes {rows} rows at a time; export without --fix {BATCH} to generate with it")
+            raise GenerationError(f"the decoder takes {rows} rows at a time; export without --fix batch to generate with it")
 
     @cached_property
     def _specs(self) -> dict[str, TensorSpec]:
@@ -106,28 +102,21 @@ class Decoder:
             raise GenerationError(f"{tokens} tokens do not fit: {what}; shorten the prompt or lower max_new_tokens")
         return self.fixed_capacity or tokens
 
+    def sizes(self, state: StateSpec, rows: int, tokens: int) -> tuple[int, ...]:
+        """The shape of a state of so many rows of so many tokens."""
+        known = {state.batch_axis: rows, state.length_axis: tokens}
+        dims = enumerate(self._specs[state.input].shape)
+        return tuple(known[axis] if axis in known else dim if isinstance(dim, int) else 1 for axis, dim in dims)
+
     def cache_bytes(self, rows: int, tokens: int) -> int:
         """Memory that the states of so many rows of so many tokens take."""
         total = 0
         for state in self.session.signature.states:
-            spec = self._specs[state.input]
-            sizes = [
-                rows
-                if axis == state.batch_axis
-                else tokens
-                if axis == state.length_axis
-                else dim
-                if isinstance(dim, int)
-                else 1
-                for axis, dim in enumerate(spec.shape)
-            ]
-            total += int(np.prod(sizes)) * np.dtype(spec.dtype).itemsize
+            sizes = self.sizes(state, rows, tokens)
+            total += int(np.prod(sizes)) * np.dtype(self._specs[state.input].dtype).itemsize
         return total
 
 
 def source_axis(spec: TensorSpec) -> int | None:
     """The axis of an encoder's output that is as long as the source."""
     return spec.shape.index(SOURCE) if SOURCE in spec.shape else None
-
-
-Arrays = Mapping[str, Any]

@@ -11,12 +11,13 @@ import numpy as np
 from ..bundle import ALIGNMENT, DECODER, ENCODER, MANY, Bundle
 from ..errors import FeedError, GenerationError, OptionError
 from ..session import Session
-from ..state import LOGITS, TOKENS
+from ..state import LOGITS, SOURCE, TOKENS
 from ..tokens import TokenInput, token_input
 from .alignment import Align, aligner
-from .decoder import SOURCE, Decoder, source_axis
+from .decoder import Decoder, source_axis
 from .filters import filters_for
 from .options import Options
+from .rows import padded
 from .search import Array, Request
 
 Prompt = str | Sequence[int]
@@ -126,17 +127,10 @@ class Requests:
         batch_axes = {state.input: state.batch_axis for state in self.decoder.session.signature.states}
         return {
             output: np.concatenate(
-                [_lengthened(found[output], axes[output], longest) for found in alone], axis=batch_axes.get(output, 0)
+                [padded(found[output], axes[output], longest) for found in alone], axis=batch_axes.get(output, 0)
             )
             for output in axes
         }
-
-
-def _lengthened(array: Array, axis: int | None, length: int) -> Array:
-    if axis is None:
-        return array
-    widths = [(0, length - size if at == axis else 0) for at, size in enumerate(array.shape)]
-    return np.pad(array, widths)
 
 
 def requests_of(bundle: Bundle, sessions: Mapping[str, Session], *, many_rows: bool) -> Requests:

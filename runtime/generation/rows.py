@@ -83,9 +83,8 @@ class Rows:
             for spec in self.decoder.memory:
                 axis = source_axis(spec)
                 ours, theirs = self._memory[spec.name], other._memory[spec.name]
-                if axis is not None:
-                    longest = max(ours.shape[axis], theirs.shape[axis])
-                    ours, theirs = _padded(ours, axis, longest), _padded(theirs, axis, longest)
+                longest = 0 if axis is None else max(ours.shape[axis], theirs.shape[axis])
+                ours, theirs = padded(ours, axis, longest), padded(theirs, axis, longest)
                 self._memory[spec.name] = np.concatenate((ours, theirs))
             self._sources += [first + source for source in other._sources]
         start, end = self.count, self.count + other.count
@@ -261,9 +260,9 @@ class Rows:
 PIECE = 512  # tokens of a long prompt in one call
 
 
-def _padded(array: Array, axis: int, length: int, *, front: bool = False) -> Array:
-    missing = length - array.shape[axis]
-    if not missing:
+def padded(array: Array, axis: int | None, length: int, *, front: bool = False) -> Array:
+    """`array` with zeros up to `length` along an axis; as it is where there is no such axis."""
+    if axis is None or not (missing := length - array.shape[axis]):
         return array
     widths = [(0, 0)] * array.ndim
     widths[axis] = (missing, 0) if front else (0, missing)
@@ -274,5 +273,5 @@ def _side_by_side(ours: Array, theirs: Array, state: StateSpec) -> Array:
     """Rows of both; of a cache that grows the shorter gets padding in front, which its record hides."""
     if state.length_axis is not None:
         longest = max(ours.shape[state.length_axis], theirs.shape[state.length_axis])
-        ours, theirs = (_padded(array, state.length_axis, longest, front=True) for array in (ours, theirs))
+        ours, theirs = (padded(array, state.length_axis, longest, front=True) for array in (ours, theirs))
     return np.concatenate((ours, theirs), axis=state.batch_axis)

@@ -15,20 +15,8 @@ from exporters.export import export
 from exporters.source import find_source
 from toolkit.cli import run
 
-from .tiny import recipe, train
-
-TINY = {"network.width": 16, "network.heads": 2, "network.layers": 1, "network.feedforward": 32}
 Shared = Callable[[str, Callable[[Path], object]], Path]
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def gpt(shared: Shared, text_file: Path) -> Path:
-    def make(folder: Path) -> None:
-        train(recipe("gpt", **TINY, **{"data.path": str(text_file), "window": 16}), folder / "run")
-        export(find_source(str(folder / "run")), folder / "gpt.bundle")
-
-    return shared("tiny-gpt", make) / "gpt.bundle"
 
 
 @pytest.fixture

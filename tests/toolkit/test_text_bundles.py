@@ -16,22 +16,7 @@ from runtime.bundle import Bundle
 from runtime.text import Tokenizer
 from toolkit.cli import run
 
-from .tiny import recipe, train
-
-TINY = {"network.width": 16, "network.heads": 2, "network.layers": 1, "network.feedforward": 32}
-
 Shared = Callable[[str, Callable[[Path], object]], Path]
-
-
-@pytest.fixture
-def gpt(shared: Shared, text_file: Path) -> Path:
-    """The bundle of a trained language model, beside its run."""
-
-    def make(folder: Path) -> None:
-        train(recipe("gpt", **TINY, **{"data.path": str(text_file), "window": 16}), folder / "run")
-        export(find_source(str(folder / "run")), folder / "gpt.bundle")
-
-    return shared("tiny-gpt", make) / "gpt.bundle"
 
 
 @pytest.fixture

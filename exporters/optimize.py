@@ -205,13 +205,14 @@ def _is_tied(model: onnx.ModelProto) -> bool:
 
 
 def _too_slow(item: Pass, pace: tuple[Pace, ...], tied: bool) -> str | None:
-    """Why a pass is not worth it. One that ties a graph to onnxruntime must win somewhere; others need only not lose."""
+    """Why a pass is not worth it. One that ties a graph to onnxruntime, or is doubtful, must win somewhere; others need only
+    not lose."""
     slowest = max(pace, key=lambda one: one.ratio.low or 0.0, default=None)
     if slowest is None:
         return None
     if slowest.slower:
         return f"reverted: {slowest.ratio.median:.2f} times slower at {slowest.sizes}"
-    if not item.standard and not tied and not any(one.faster for one in pace):
+    if not item.standard and (item.doubtful or not tied) and not any(one.faster for one in pace):
         best = min(pace, key=lambda one: one.ratio.median)
         return f"reverted: not faster ({best.ratio.median:.2f} of the time at best), and only onnxruntime could run it"
     return None

@@ -22,6 +22,7 @@ class Pass:
     apply: Callable[[onnx.ModelProto], onnx.ModelProto | Rewritten]
     standard: bool = True  # False: what it makes runs in onnxruntime only
     timed: bool = False  # whether it must prove that it is not slower
+    doubtful: bool = False  # and that it is faster
 
 
 def passes_for(*, portable: bool) -> tuple[Pass, ...]:
@@ -32,7 +33,7 @@ def passes_for(*, portable: bool) -> tuple[Pass, ...]:
 
 def _of(rewrite: Rewrite[Any], portable: bool) -> Pass:
     run = partial(apply, rewrite, portable=portable)
-    return Pass(rewrite.name, rewrite.description, run, standard=rewrite.standard, timed=True)
+    return Pass(rewrite.name, rewrite.description, run, rewrite.standard, timed=True, doubtful=rewrite.doubtful)
 
 
 def _ir_passes(*passes: Callable[[], Any]) -> Callable[[onnx.ModelProto], onnx.ModelProto]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -23,6 +24,12 @@ OPTIMIZATION_LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+
+# Its fused kernel takes longer than the two it replaces, on one row and 3 to 10 times as long on hundreds (docs/optimize.md).
+_SLOWER_ON_THE_CPU = {"SkipLayerNormFusion"}
+# onnxruntime's tiled attention over a cache is 2 to 9 times slower than its plain one on prompts, and no faster on single tokens;
+# onnxruntime has no option for it but this.
+os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
 
 
 class Session:
@@ -51,11 +58,11 @@ class Session:
         self.signature = signature
         if threads is not None and threads < 1:
             raise OptionError(f"threads is {threads}, expected 1 or more; leave it out to use all that are available")
-        threads = threads or available_cpus()
+        self.threads = threads or available_cpus()
         request = requested(device)
         # A decoder's step reads all its weights and does little else.
         with in_huge_pages() if signature.states and _bytes_of(path) >= LARGE else nullcontext():
-            self._session, reason = _create(path, request, threads, OPTIMIZATION_LEVELS[optimization], log_level, spins)
+            self._session, reason = _create(path, request, self.threads, OPTIMIZATION_LEVELS[optimization], log_level, spins)
         self.device = request.taken(self._session.get_providers()[0])
         self.memory = request.memory(self.device)
         if request.name not in (AUTO, self.device):
@@ -138,7 +145,13 @@ def _create(
             options.add_session_config_entry("session.force_spinning_stop", "1")
         wanted.prepare(options)
         # Without onnxruntime's own fallback, which prints to stdout and goes on with other providers after any failing run.
-        return ort.InferenceSession(source, options, providers=wanted.providers(threads), enable_fallback=0)
+        return ort.InferenceSession(
+            source,
+            options,
+            providers=wanted.providers(threads),
+            enable_fallback=0,
+            disabled_optimizers=_SLOWER_ON_THE_CPU if wanted.device in (None, "cpu") else None,
+        )
 
     reason: str | None = None
     wanted = request

@@ -47,6 +47,7 @@ class Rewrite(Generic[F]):
     condition: Callable[[F, Context], str | None]
     replacement: Callable[[F, Context], Mapping[ir.Value, ir.Value]]
     standard: bool = True  # False: what it makes runs in onnxruntime only
+    doubtful: bool = False  # often slower: kept only where it was measured to be faster
 
 
 @dataclass(frozen=True)

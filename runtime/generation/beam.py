@@ -15,13 +15,15 @@ Gumbel noise to the scores (Kool et al., "Stochastic beams and where to find the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from .numeric import log_softmax, top
 from .options import Generation, Options
+from .ranking import Ranking
 from .sampling import restrict
 from .search import (
     Alternatives,
@@ -38,8 +40,7 @@ from .search import (
 )
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     row: int  # of the search, that it continues
     token: int
     score: float  # of the token, with everything that ranks it
@@ -58,7 +59,7 @@ class Group:
     ended: int = 0  # texts that finished, the ones that were not good enough to keep included
     done: bool = False
 
-    def continue_with(self, candidates: Sequence[tuple[Hypothesis, Candidate]], request: Request) -> list[tuple[int, int]]:
+    def continue_with(self, candidates: Iterable[tuple[Hypothesis, Candidate]], request: Request) -> list[tuple[int, int]]:
         """Take the candidates, best first; the (row, token) that the beams go on with."""
         moves: list[tuple[int, int]] = []
         live: list[Hypothesis] = []
@@ -172,21 +173,26 @@ class BeamSearch:
             found.append((hypothesis, Candidate(row, token, score, float(own[row, token]), alternatives[row])))
         return found
 
-    def accept(self, values: Array, ids: Array) -> Moves:
-        """What `take` answers, given the best log-probabilities and tokens of every row, (rows, candidates)."""
+    @property
+    def totals(self) -> list[float]:
+        """Of the only group's beams, in the order of their rows."""
+        self.groups[0].live.sort(key=lambda item: item[0])
+        return [hypothesis.total for _, hypothesis in self.groups[0].live]
+
+    def accept(self, order: Sequence[int], logprobs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]) -> Moves:
+        """What `take` answers, given the likeliest tokens of every row and the order of them all: row · count + rank."""
         (group,) = self.groups
-        live = sorted(group.live, key=lambda item: item[0])  # as the rows of `values` are
-        totals = np.array([hypothesis.total for _, hypothesis in live])
-        keys = values + totals[:, None]  # totals are float64
-        found = []
-        for place in np.argsort(-keys, axis=None, kind="stable")[: self.candidates].tolist():
-            beam, rank = divmod(place, keys.shape[1])
-            row, hypothesis = live[beam]
-            logprob = float(values[beam, rank])
-            if logprob == -math.inf:
-                continue
-            found.append((hypothesis, Candidate(row, int(ids[beam, rank]), logprob, logprob)))
-        return self._moves([group.continue_with(found, self.request)])
+        return self._moves([group.continue_with(self._ordered(order, logprobs, tokens), self.request)])
+
+    def _ordered(
+        self, order: Sequence[int], logprobs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Hypothesis, Candidate]]:
+        live, never, count = self.groups[0].live, self.banned, len(tokens[0])
+        for place in order:
+            beam, rank = divmod(place, count)
+            token, logprob = tokens[beam][rank], logprobs[beam][rank]
+            if token not in never and logprob != -math.inf:
+                yield live[beam][1], Candidate(live[beam][0], token, logprob, logprob)
 
     def _moves(self, moves: list[list[tuple[int, int]]]) -> Moves:
         flat = [move for taken in moves for move in taken]
@@ -216,20 +222,21 @@ class BeamSearch:
         return common_beginning(texts)
 
 
-def take_plain_beams(searches: Sequence[BeamSearch], logits: Array) -> list[Moves]:
+def take_plain_beams(searches: Sequence[BeamSearch], logits: Array, ranking: Ranking) -> list[Moves]:
     """What `take` answers for plain searches, whose rows lie one after the other, for all of them at once."""
-    count = max(search.candidates for search in searches)
-    scores = log_softmax(logits)
-    start = 0
-    for search in searches:
-        scores[start : start + search.width, search.banned] = -np.inf
-        start += search.width
-    values, ids = top(scores, min(count, logits.shape[-1]))
+    logprobs, tokens = ranking.best(logits, max(search.candidates + len(search.banned) for search in searches))
+    keys = -(logprobs + np.array([total for search in searches for total in search.totals])[:, None])  # in float64
+    widths = [search.width for search in searches]
+    if len(set(widths)) == 1:
+        orders = keys.reshape(len(searches), -1).argsort(axis=1, kind="stable").tolist()
+    else:
+        orders = [part.argsort(axis=None, kind="stable").tolist() for part in np.split(keys, np.cumsum(widths)[:-1])]
+    all_logprobs, all_tokens = logprobs.tolist(), tokens.tolist()
     moves, start = [], 0
-    for search in searches:
-        rows = slice(start, start + search.width)
-        start += search.width
-        moves.append(search.accept(values[rows, : search.candidates], ids[rows, : search.candidates]))
+    for search, width, order in zip(searches, widths, orders, strict=True):
+        rows = slice(start, start + width)
+        start += width
+        moves.append(search.accept(order, all_logprobs[rows], all_tokens[rows]))
     return moves
 
 

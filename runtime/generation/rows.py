@@ -257,7 +257,7 @@ class Rows:
         }
 
 
-PIECE = 512  # tokens of a long prompt in one call
+PIECE = 256  # tokens of a long prompt in one call: attention within it looks at what causality forbids, too
 
 
 def padded(array: Array, axis: int | None, length: int, *, front: bool = False) -> Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from .beam import BeamSearch, take_plain_beams
 from .decoder import Decoder
 from .numeric import log_softmax
 from .options import Generation
+from .ranking import Ranking
 from .rows import PIECE, Rows
 from .search import Array, Hypothesis, Independent, Moves, Request, Search, likeliest, take_plain
 from .speculate import Speculator
@@ -36,6 +38,7 @@ class Ticket:
         self.speculator: Speculator | None = None
         self.error: BaseException | None = None
         self.done = False
+        self.is_plain = False  # whether only the likeliest tokens matter
         self._start = start
 
     @property
@@ -74,6 +77,7 @@ class Scheduler:
         self._active: list[Ticket] = []
         self._joining: list[Ticket] = []  # whose prompts are being read
         self._rows = Rows(decoder, room=1, capacity=1)
+        self._ranking = Ranking(decoder.session.threads)
         self._logits: Array = np.empty((0, decoder.vocabulary), np.float32)
         self._raised: BaseException | None = None  # by a callback in this step
 
@@ -128,6 +132,8 @@ class Scheduler:
     # Joining
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         room = self.most_rows - sum(ticket.most_rows for ticket in self._active)
         tokens = max((ticket.most_tokens for ticket in self._active), default=0)
         while self._waiting:
@@ -169,6 +175,8 @@ class Scheduler:
         for ticket, of_row in zip(tickets, logits, strict=True):
             forced = _forced(ticket.request, of_row)
             ticket.search = (BeamSearch if ticket.request.options.beams > 1 else Independent)(ticket.request, forced)
+            # Where everything but one token may be banned, the general way knows what to say.
+            ticket.is_plain = ticket.search.is_plain and self.decoder.vocabulary > len(ticket.request.ending) + 2
             if ticket.request.options.speculate and Speculator.works_with(self.decoder):
                 ticket.speculator = Speculator(self.decoder, ticket.request, ticket.search)
         self._active += tickets
@@ -178,20 +186,18 @@ class Scheduler:
 
     def _choose(self, starts: Sequence[int]) -> list[Moves]:
         """The moves of every active request, in their order."""
+        greedy = [at for at, ticket in enumerate(self._active) if isinstance(ticket.search, Independent) and ticket.is_plain]
+        beams = [at for at, ticket in enumerate(self._active) if isinstance(ticket.search, BeamSearch) and ticket.is_plain]
         moves: dict[int, Moves] = {}
-        plain: dict[int, Independent] = {}
-        beams: dict[int, BeamSearch] = {}
-        for at, ticket in enumerate(self._active):
-            if isinstance(search := ticket.search, Independent) and search.is_plain and search.width == 1:
-                plain[at] = search
-            elif isinstance(search, BeamSearch) and search.is_plain:
-                beams[at] = search
-            else:
-                moves[at] = self._take(ticket, self._logits[starts[at] : starts[at + 1]])
-        if plain:
-            moves |= zip(plain, take_plain(list(plain.values()), self._of(plain, starts)), strict=True)
+        if greedy:
+            searches: Any = [self._active[at].search for at in greedy]
+            moves |= zip(greedy, take_plain(searches, self._of(greedy, starts), self._ranking), strict=True)
         if beams:
-            moves |= zip(beams, take_plain_beams(list(beams.values()), self._of(beams, starts)), strict=True)
+            searches = [self._active[at].search for at in beams]
+            moves |= zip(beams, take_plain_beams(searches, self._of(beams, starts), self._ranking), strict=True)
+        for at, ticket in enumerate(self._active):
+            if at not in moves:
+                moves[at] = self._take(ticket, self._logits[starts[at] : starts[at + 1]])
         return [moves[at] for at in range(len(self._active))]
 
     def _of(self, places: Iterable[int], starts: Sequence[int]) -> Array:

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from functools import lru_cache
 from typing import Any
 
 from .cgroup import allowed_cores, quota_cpus
@@ -89,7 +90,15 @@ def peak_resident_bytes() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process can still get: of the machine, or of its cgroup; None where it cannot be told."""
+    """Bytes that this process can still get: of the machine, or of its cgroup; None where it cannot be told.
+
+    Looked up at most ten times a second: whoever asks before every short piece of work would wait for the answer.
+    """
+    return _available_memory(int(time.monotonic() * 10))
+
+
+@lru_cache(maxsize=1)
+def _available_memory(tenths: int) -> int | None:
     found = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable")]
     limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if limit and used and limit[0].isdigit():

@@ -18,6 +18,7 @@ from .scheduler import MOST_ROWS, Scheduler, Ticket
 from .search import Request
 from .streaming import TextStream
 
+_HELD_BYTES = 64 << 20  # of caches that are kept between calls
 _WORTH_SHARING = 16  # tokens that all prompts begin with
 
 
@@ -27,6 +28,7 @@ class TextGenerator:
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
         self.decoder = requests.decoder
+        self._idle: list[Scheduler] = []  # with caches and bindings that the next call need not make again
 
     def generate(self, prompts: Any, given: Mapping[str, Any]) -> Any:
         rows, one = self._read(prompts)
@@ -80,11 +82,15 @@ class TextGenerator:
             yield piece
 
     def run(self, requests: Sequence[Request], start: Rows | None = None) -> list[list[Generation]]:
-        scheduler = self.scheduler(most_rows=max([MOST_ROWS, *(request.options.beams for request in requests)]))
+        most_rows = max([MOST_ROWS, *(request.options.beams for request in requests)])
+        scheduler = self._idle.pop() if self._idle else self.scheduler()
+        scheduler.allow(most_rows, available_memory())
         shared = start or self._shared(requests)
         tickets = [scheduler.submit(request, shared) for request in requests]
         while scheduler.step():
             pass
+        if scheduler.held_bytes <= _HELD_BYTES:
+            self._idle.append(scheduler)
         return [ticket.results() for ticket in tickets]
 
     def _shared(self, requests: Sequence[Request]) -> Rows | None:

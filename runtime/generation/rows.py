@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,17 @@ _calls = itertools.count(1)  # numbers the calls of a process: what two rows got
 _ROW_BITS = 16
 
 
+@dataclass
+class Step:
+    """A binding for single tokens."""
+
+    binding: Any
+    outputs: list[str]  # in the binding's order
+    before: dict[str, Any] | None = None  # hidden states that it reads, by name; None: they are bound for every call
+    after: dict[str, Any] = field(default_factory=dict)  # … and writes
+    memory: dict[str, Any] | None = None  # that is bound
+
+
 class Rows:
     """At most `room` rows of at most `capacity` tokens; `count` of them are in use, each `lengths[row]` tokens long."""
 
@@ -37,7 +49,6 @@ class Rows:
         self._memory: dict[str, Array] = {}  # of every source
         self._sources: list[int] = []  # row → its place in the memory
         self._bound_memory: dict[str, Any] = {}
-        self._binding: Any = None  # of single steps, kept while nothing it binds moves
 
     def _allocate(self, room: int) -> None:
         decoder = self.decoder
@@ -48,7 +59,7 @@ class Rows:
         self._caches = caches_for(decoder, room, self.capacity)
         self._tokens = np.zeros((room, 1), np.int64)
         self._logits = np.empty((room, 1, decoder.vocabulary), np.float32)
-        self._binding = None
+        self._steps: dict[Any, tuple[Step, ...]] = {}  # kept while nothing they bind moves
 
     # Starting
 
@@ -57,6 +68,7 @@ class Rows:
         assert self.count == 0
         self.count = count
         self.lengths[:] = 0
+        self._carried = {}  # never changed in place: it may be that of a binding
         for state in self.decoder.carried:
             spec = self.decoder.spec(state.input)
             if memory and state.input in memory:
@@ -76,9 +88,12 @@ class Rows:
             self._carried, self._memory = dict(other._carried), dict(other._memory)
             self._sources = list(other._sources)
         else:
-            for state in self.decoder.carried:
-                ours, theirs = numpy_of(self._carried[state.input]), numpy_of(other._carried[state.input])
-                self._carried[state.input] = value_of(_side_by_side(ours, theirs, state))
+            self._carried = {
+                state.input: value_of(
+                    _side_by_side(numpy_of(self._carried[state.input]), numpy_of(other._carried[state.input]), state)
+                )
+                for state in self.decoder.carried
+            }
             first = next((len(array) for array in self._memory.values()), 0)
             for spec in self.decoder.memory:
                 axis = source_axis(spec)
@@ -143,29 +158,71 @@ class Rows:
         if self.decoder.one_row and self.count > 1:
             raise AssertionError("rows of a graph that takes one are decoded one after the other")
         time = tokens.shape[1]
-        end = int(self.lengths[: self.count].max()) + time
+        end = (int(self.lengths[0]) if self.count == 1 else int(self.lengths[: self.count].max())) + time
         assert end <= self.capacity, f"{end} tokens in rows of {self.capacity}"
-        if time == 1:
-            self._tokens[: self.count] = tokens
-            if self._binding is None or self._binding[0] is not session or not self._caches.stays:
-                self._binding = (session, *self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]))
-            _, binding, outputs = self._binding
+        if time == 1 and self._caches.stays:
             logits = self._logits[: self.count]
+            self._step(tokens, session)
         else:
             logits = np.empty((self.count, len(wanted), self.decoder.vocabulary), np.float32)
             binding, outputs = self._bind(session, np.ascontiguousarray(tokens), wanted, logits)
+            for name, value in self._bound_memory.items():
+                binding.bind_ortvalue_input(name, value)
+            self._run(session, binding, outputs)
+        self._after(time)
+        return logits
+
+    def _step(self, tokens: Array, session: Session) -> None:
+        """One token a row, with bindings that are kept."""
+        self._tokens[: self.count] = tokens
+        steps = self._steps.get((session, self.count))
+        if steps is None:
+            steps = self._steps[session, self.count] = self._bind_steps(session)
+        step = next((step for step in steps if step.before is self._carried), steps[0])
+        if step.memory is not self._bound_memory:
+            step.memory = self._bound_memory
+            for name, value in step.memory.items():
+                step.binding.bind_ortvalue_input(name, value)
+        if step.before is None:
+            self._run(session, step.binding, step.outputs)
+            return
+        if step.before is not self._carried:  # rows were chosen, or have just begun
+            for name, value in self._carried.items():
+                numpy_of(step.before[name])[...] = numpy_of(value)
+        session.run_bound(step.binding)
+        self._carried = step.after
+
+    def _bind_steps(self, session: Session) -> tuple[Step, ...]:
+        """A binding for single tokens; of hidden states, which never change their shape, two, that go back and forth."""
+        decoder = self.decoder
+        made = [self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]) for _ in range(2)]
+        if not decoder.carried or any(state.length_axis is not None for state in decoder.carried):
+            return (Step(*made[0]),)
+        places: list[dict[str, Any]] = [{}, {}]
+        for state in decoder.carried:
+            for place in places:
+                shape = decoder.sizes(state, self.count, 0)
+                place[state.input] = value_of(np.empty(shape, decoder.spec(state.input).dtype))
+        for (binding, _), before, after in zip(made, places, reversed(places), strict=True):
+            for state in decoder.carried:
+                binding.bind_ortvalue_input(state.input, before[state.input])
+                binding.bind_ortvalue_output(state.output, after[state.input])
+        return tuple(Step(*one, before, after) for one, before, after in zip(made, places, reversed(places), strict=True))
+
+    def _run(self, session: Session, binding: Any, outputs: list[str]) -> None:
         for state in self.decoder.carried:
             binding.bind_ortvalue_input(state.input, self._carried[state.input])
             binding.bind_output(state.output, *session.memory)  # anew: what the last call gave must not be written over
         session.run_bound(binding)
-        self._after(binding, outputs, time)
-        return logits
+        if self.decoder.carried:
+            values = dict(zip(outputs, binding.get_outputs(), strict=True))
+            self._carried = {state.input: values[state.output] for state in self.decoder.carried}
 
     def _bind(self, session: Session, tokens: Array, wanted: Sequence[int], logits: Array) -> tuple[Any, list[str]]:
-        """A binding of everything but the carried states, and the names of its outputs in order."""
+        """A binding of everything but memory and carried states, and the names of its outputs in order."""
         decoder = self.decoder
         binding = session.binding()
-        inputs = {TOKENS: value_of(tokens), **self._bound_memory}
+        inputs = {TOKENS: value_of(tokens)}
         if decoder.takes_wanted:
             inputs[WANTED] = value_of(np.asarray(wanted, np.int64))
         caches = self._caches.bound(self.count)
@@ -181,10 +238,7 @@ class Rows:
             binding.bind_ortvalue_output(name, value)
         return binding, [*outputs, *(state.output for state in decoder.carried)]
 
-    def _after(self, binding: Any, outputs: list[str], time: int) -> None:
-        if self.decoder.carried:
-            values = dict(zip(outputs, binding.get_outputs(), strict=True))
-            self._carried = {state.input: values[state.output] for state in self.decoder.carried}
+    def _after(self, time: int) -> None:
         number = next(_calls) << _ROW_BITS
         if self.count == 1:  # small arrays cost more than numbers
             length = int(self.lengths[0])
@@ -198,21 +252,23 @@ class Rows:
 
     # Choosing rows
 
-    def select(self, parents: Sequence[int]) -> None:
+    def select(self, parents: list[int]) -> None:
         """Row i goes on from what was row parents[i]; there may be more or fewer rows than before."""
         count = len(parents)
-        if count == self.count and all(parent == row for row, parent in enumerate(parents)):
+        if count == self.count and parents == list(range(count)):
+            return
+        if not count:
+            self.count, self._carried, self._memory, self._sources = 0, {}, {}, []
             return
         self.reserve(count, self.capacity)
         changed = [row for row, parent in enumerate(parents) if parent != row]
-        if changed and count:
+        if changed:
             self._copy(changed, [parents[row] for row in changed])
-        for state in self.decoder.carried:
-            taken = np.take(numpy_of(self._carried[state.input]), parents, axis=state.batch_axis)
-            self._carried[state.input] = value_of(np.ascontiguousarray(taken))
+        self._carried = {
+            state.input: value_of(np.take(numpy_of(self._carried[state.input]), parents, axis=state.batch_axis))
+            for state in self.decoder.carried
+        }
         sources = [self._sources[parent] for parent in parents]
-        if count != self.count:
-            self._binding = None
         self.count = count
         if sources != self._sources:
             self._sources = sources
@@ -236,16 +292,14 @@ class Rows:
         """Forget all but the first `length` tokens of the only row."""
         assert self.count == 1
         assert self.decoder.can_rewind
-        for state in self.decoder.carried:
-            assert state.length_axis is not None
-            array = numpy_of(self._carried[state.input])
-            kept = np.take(array, np.arange(length), axis=state.length_axis)
-            self._carried[state.input] = value_of(np.ascontiguousarray(kept))
+        self._carried = {
+            state.input: value_of(np.take(numpy_of(self._carried[state.input]), np.arange(length), axis=state.length_axis))
+            for state in self.decoder.carried
+        }
         self.lengths[0] = length
 
     def _bind_memory(self) -> None:
         """The memory of every row, side by side, as the graph takes it; sources that no row has any more are forgotten."""
-        self._binding = None
         used = sorted(set(self._sources))
         if any(len(array) > len(used) for array in self._memory.values()):
             self._memory = {name: array[used] for name, array in self._memory.items()}

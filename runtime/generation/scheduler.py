@@ -70,8 +70,7 @@ class Scheduler:
         self, decoder: Decoder, encode: Encode | None = None, *, most_rows: int = MOST_ROWS, memory_limit: int | None = None
     ) -> None:
         self.decoder = decoder
-        self.most_rows = 1 if decoder.one_row else most_rows
-        self.memory_limit = memory_limit
+        self.allow(most_rows, memory_limit)
         self._encode = encode
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []
@@ -80,6 +79,15 @@ class Scheduler:
         self._ranking = Ranking(decoder.session.threads)
         self._logits: Array = np.empty((0, decoder.vocabulary), np.float32)
         self._raised: BaseException | None = None  # by a callback in this step
+
+    def allow(self, most_rows: int, memory_limit: int | None) -> None:
+        self.most_rows = 1 if self.decoder.one_row else most_rows
+        self.memory_limit = memory_limit
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the caches, whether rows are under way or not."""
+        return self.decoder.cache_bytes(self._rows.room, self._rows.capacity)
 
     def submit(self, request: Request, start: Rows | None = None) -> Ticket:
         """Have a request decoded. `start` is a row that already holds the beginning of its prompt."""
@@ -180,7 +188,8 @@ class Scheduler:
             if ticket.request.options.speculate and Speculator.works_with(self.decoder):
                 ticket.speculator = Speculator(self.decoder, ticket.request, ticket.search)
         self._active += tickets
-        self._logits = np.concatenate((self._logits, logits[:, -1])) if len(self._logits) else logits[:, -1].copy()
+        last = logits[:, -1]
+        self._logits = last if alone else np.concatenate((self._logits, last))
 
     # Going on
 

@@ -197,7 +197,8 @@ class Independent:
         options = self.request.options
         self._live: list[tuple[int, Hypothesis]] = [(number, self.forced) for number in range(options.n_best)]
         self._done: dict[int, Hypothesis] = {}
-        self._random = [np.random.default_rng(_seed_of(options, number)) for number in range(options.n_best)]
+        drawn = options.n_best if options.temperature else 0
+        self._random = [np.random.default_rng(_seed_of(options, number)) for number in range(drawn)]
 
     @property
     def is_plain(self) -> bool:

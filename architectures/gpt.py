@@ -90,10 +90,15 @@ class GPT(nn.Module):
         reading = read(tokens, self.pad, state[0])
         x = self.dropout(self.embedding(reading.tokens) + self.positions(reading.positions))  # (batch, time, width)
         new_state = [reading.record]
+
+        def keep(x: Tensor) -> Tensor:
+            return choose(reading.restore(x))
+
         for index, layer in enumerate(self.layers):
-            x, keys, values = layer(x, reading.visible, *state[1 + 2 * index : 3 + 2 * index])
+            is_last = index == len(self.layers) - 1
+            x, keys, values = layer(x, reading.visible, *state[1 + 2 * index : 3 + 2 * index], keep=keep if is_last else None)
             new_state += [keys, values]
-        return self.output(choose(reading.restore(self.norm(x))), self.embedding.weight), *new_state
+        return self.output(self.norm(x), self.embedding.weight), *new_state
 
 
 def _adapt(config: GPTConfig, data: DataFacts) -> GPTConfig:

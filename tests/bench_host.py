@@ -5,8 +5,8 @@
 Two shares of a step, both of the time that `generate` takes:
 outside run      what is not inside onnxruntime's own call (run or run_with_iobinding): Python, numpy, bindings. Measured with a
                  clock around each call, so nothing is disturbed.
-outside kernels  that, and what the call spends between its kernels. The kernels' share of a call is taken from an onnxruntime
-                 profile, in a second pass: the profiler slows the call itself, and hardly its kernels.
+outside kernels  that, and what the call spends between its kernels. Their time is taken from an onnxruntime profile of a
+                 generation right after the one that is timed: the profiler slows the call itself, and hardly its kernels.
 The prompt's own run is left out by taking the difference of many tokens and one.
 """
 
@@ -28,7 +28,7 @@ import onnxruntime as ort
 from .bench_peer_models import THREADS
 from .bench_peers import Job
 
-_REPEATS = 5
+_REPEATS = 7
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,53 @@ def profiled_sessions(folder: str) -> Iterator[list[ort.InferenceSession]]:
         ort.InferenceSession.__init__ = original
 
 
-def kernel_and_call_seconds(events: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """From a profile: its kernels' time, and the calls' that ran them."""
-    kernels = sum(event["dur"] for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"))
-    calls = sum(event["dur"] for event in events if event["name"] == "model_run")
-    return kernels / 1e6, calls / 1e6
+def kernel_seconds_of_steps(events: Sequence[dict[str, Any]], generations: int, tokens: int) -> list[float]:
+    """From a session's profile of so many equal generations: the time of the kernels in each, without its first token's."""
+    runs = sorted((event["ts"], event["dur"]) for event in events if event["name"] == "model_run")
+    each = len(runs) // generations
+    if each < tokens - 1:  # a form that only reads prompts
+        return [0.0] * generations
+    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+    found = []
+    for number in range(generations):
+        steps = runs[number * each : (number + 1) * each][-(tokens - 1) :]
+        start, end = steps[0][0], steps[-1][0] + steps[-1][1]
+        found.append(sum(event["dur"] for event in kernels if start <= event["ts"] <= end) / 1e6)
+    return found
 
 
 def measure(bundle: Path, job: Job) -> dict[str, float]:
-    import runtime
+    """A model with a profiler and one without take turns: a busy machine slows both."""
+    many = job.beams > 1
+    with clock_around_runs() as clock, tempfile.TemporaryDirectory() as folder:
+        with profiled_sessions(folder) as sessions:
+            profiled = _loaded(bundle, job, many)
+        model = _loaded(bundle, job, many)
+        pairs = []
+        for _ in range(_REPEATS):
+            pairs.append(_timed(model, job, clock, job.new_tokens) - _timed(model, job, clock, 1))
+            _generate(profiled, job)
+        kernels = [0.0] * _REPEATS
+        for session in sessions:
+            events = json.loads(Path(session.end_profiling()).read_text())
+            found = kernel_seconds_of_steps(events, _REPEATS + 1, job.new_tokens)[1:]  # without the warm-up
+            kernels = [before + seconds for before, seconds in zip(kernels, found, strict=True)]
+    return {
+        "step_ms": median(step.whole for step in pairs) * 1000 / (job.new_tokens - 1),
+        "outside_run": median(1 - step.inside / step.whole for step in pairs),
+        "outside_kernels": median(1 - seconds / step.whole for seconds, step in zip(kernels, pairs, strict=True)),
+    }
 
-    with clock_around_runs() as clock:
-        model = runtime.load(bundle, device="cpu", threads=THREADS)
-        _generate(model, job)  # warm-up
-        pairs = [_timed(model, job, clock, job.new_tokens) - _timed(model, job, clock, 1) for _ in range(_REPEATS)]
-    outside_run = median(1 - step.inside / step.whole for step in pairs)
-    milliseconds = median(step.whole for step in pairs) * 1000 / (job.new_tokens - 1)
-    share = _kernel_share(bundle, job)
-    return {"step_ms": milliseconds, "outside_run": outside_run, "outside_kernels": 1 - share * (1 - outside_run)}
+
+def _loaded(bundle: Path, job: Job, many: bool) -> Any:
+    """A model that has generated once, with sessions of its own, the one that ranks tokens included."""
+    import runtime
+    from runtime.generation import ranking
+
+    ranking._session.cache_clear()
+    model = runtime.load(bundle, device="cpu", threads=THREADS, many_rows=many)
+    _generate(model, job)
+    return model
 
 
 def _generate(model: Any, job: Job, tokens: int | None = None) -> None:
@@ -120,19 +149,6 @@ def _timed(model: Any, job: Job, clock: Clock, tokens: int) -> Seconds:
     started = time.perf_counter()
     _generate(model, job, tokens)
     return Seconds(time.perf_counter() - started, clock.seconds)
-
-
-def _kernel_share(bundle: Path, job: Job) -> float:
-    """Kernel time over the time of the calls, from the profile of one generation."""
-    import runtime
-
-    with tempfile.TemporaryDirectory() as folder:
-        with profiled_sessions(folder) as sessions:
-            model = runtime.load(bundle, device="cpu", threads=THREADS)
-        _generate(model, job)
-        events = [event for session in sessions for event in json.loads(Path(session.end_profiling()).read_text())]
-    kernels, calls = kernel_and_call_seconds(events)
-    return kernels / calls
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ finite numbers that nobody reads, never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,7 +140,10 @@ class MultiHeadAttention(nn.Module):
         visible: Any,
         past_keys: Tensor | None = None,
         past_values: Tensor | None = None,
+        *,
+        keep: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """`keep` takes those positions of the context that are of use to anyone."""
         context, keys, values = attend(
             self.query(x),
             keys,
@@ -151,7 +154,7 @@ class MultiHeadAttention(nn.Module):
             past_values=past_values,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.output(context), keys, values  # (batch, time, width)
+        return self.output(keep(context) if keep else context), keys, values  # (batch, time, width)
 
     def weights(self, x: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
         """The weights (batch, heads, time, keys) with which `forward` mixes values, before dropout."""

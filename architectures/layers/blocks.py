@@ -8,6 +8,7 @@ Dropout acts on every f(x) before it is added.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +78,23 @@ class SelfAttentionBlock(nn.Module):
         self.feedforward_sublayer = Sublayer(sizes)
 
     def forward(
-        self, x: Tensor, visible: Any, past_keys: Tensor | None = None, past_values: Tensor | None = None
+        self,
+        x: Tensor,
+        visible: Any,
+        past_keys: Tensor | None = None,
+        past_values: Tensor | None = None,
+        keep: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns x (batch, time, width) and all keys and values so far (batch, heads, past + time, head)."""
+        """Returns x (batch, time, width) and all keys and values so far (batch, heads, past + time, head).
+
+        `keep` is for the last layer: it takes the positions that are needed after it, and only those are computed once every
+        position has been attended to.
+        """
         y = self.attention_sublayer.before(x)
-        y, keys, values = self.attention(y, self.attention.key(y), self.attention.value(y), visible, past_keys, past_values)
-        x = self.attention_sublayer.after(x, y)
+        y, keys, values = self.attention(
+            y, self.attention.key(y), self.attention.value(y), visible, past_keys, past_values, keep=keep
+        )
+        x = self.attention_sublayer.after(keep(x) if keep else x, y)
         y = self.feedforward(self.feedforward_sublayer.before(x))
         return self.feedforward_sublayer.after(x, y), keys, values
 

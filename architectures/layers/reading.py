@@ -40,7 +40,8 @@ def read(tokens: Tensor, pad: int, record: Tensor) -> Reading:
 
 @swappable
 def choose(x: Tensor) -> Tensor:
-    """The positions of x (batch, time, width) whose logits are wanted: all. Every decoder calls this before its head."""
+    """The positions of x (batch, time, width) whose logits are wanted: all. Every decoder calls this before its head,
+    or as soon as the other positions are of no use any more."""
     return x
 
 

@@ -37,29 +37,6 @@ def log_sum_exp(logits: Floats) -> Floats:
     return largest + logs
 
 
-def chosen_logprobs(logits: Floats, ids: NDArray[np.integer]) -> Floats:
-    """The log-probability of one token in each row, with the bits of `log_softmax`: (rows, vocabulary), (rows,) → (rows,).
-
-    The others are not written, and `logits` stay as they are.
-    """
-    largest, logs = _largest_and_logs(logits)
-    chosen: Floats = logits[np.arange(len(logits)), ids] - largest - logs
-    return chosen
-
-
-def likeliest_logprobs(logits: Floats, ids: NDArray[np.integer]) -> Floats:
-    """As `chosen_logprobs`, in one pass less, of tokens that are the likeliest, or the likeliest that are allowed."""
-    chosen: Floats = logits[np.arange(len(logits)), ids]
-    logs = np.empty((len(logits), 1), np.float32)
-    start = 0
-    with np.errstate(over="ignore"):
-        for block, scratch in _blocks(logits):
-            part = slice(start, start + len(block))
-            logs[part] = _log_sum_exp(np.subtract(block, chosen[part, None], out=scratch[:, : block.shape[1]]), scratch)
-            start += len(block)
-    return -logs[:, 0] if np.isfinite(logs).all() else chosen_logprobs(logits, ids)  # what is banned may be larger by far
-
-
 def top(scores: Floats, k: int) -> tuple[Floats, Ids]:
     """The k largest of each row and their ids, largest first, of equals the smaller id first: (rows, k) each.
 

@@ -248,3 +248,24 @@ def test_a_request_that_cannot_fit_is_refused_before_it_starts(usable: Tiny) -> 
     batch = usable.model.scheduler(most_rows=2)
     with pytest.raises(GenerationError, match="4 rows are more than the 2 of this decoder; lower beams"):
         batch.submit("ab", beams=4, max_new_tokens=20)
+
+
+def test_caches_are_kept_between_calls_up_to_a_size_and_nothing_of_the_last_call_shows(
+    network: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime.generation import generate
+
+    work = [(prompt, options) for prompt, options in zip(prompts(7, seed=5), OPTIONS, strict=True)]
+    monkeypatch.setattr(generate, "_HELD_BYTES", -1)  # every call makes its own
+    generator = network.model._generator
+    generator._idle.clear()
+    alone = [answers(network.model.generate(prompt, max_new_tokens=9, **options)) for prompt, options in work]
+    assert generator._idle == []
+    monkeypatch.undo()
+    for order in (work, work[::-1]):
+        found = {id(prompt): answers(network.model.generate(prompt, max_new_tokens=9, **options)) for prompt, options in order}
+        assert [found[id(prompt)] for prompt, _ in work] == alone
+        assert len(generator._idle) == 1
+    with pytest.raises(GenerationError):
+        network.model.generate(work[0][0], constraint=lambda tokens: [])
+    assert answers(network.model.generate(work[0][0], max_new_tokens=9)) == alone[0]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.generation.numeric import chosen_logprobs, log_softmax, log_sum_exp, top
+from runtime.generation.numeric import log_softmax, log_sum_exp, top
 
 Floats = NDArray[np.float32]
 SHAPES = [(1, 1), (1, 80), (7, 41), (3, 1000), (2, 4097), (5, 32000), (1, 50257), (4, 50257), (2, 150_000), (0, 10)]
@@ -81,26 +81,19 @@ def test_log_softmax_works_on_a_strided_view_of_the_logits() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_log_sum_exp_and_the_chosen_tokens_leave_the_logits_as_they_are(shape: tuple[int, int]) -> None:
+def test_log_sum_exp_leaves_the_logits_as_they_are(shape: tuple[int, int]) -> None:
     logits = logits_of(shape)
     before, expected = logits.copy(), exact_log_softmax(logits)
-    ids = np.random.default_rng(1).integers(shape[1], size=shape[0])
-    rows = np.arange(shape[0])
-    chosen = chosen_logprobs(logits, ids)
-    np.testing.assert_allclose(chosen, expected[rows, ids], rtol=0, atol=5e-6)
-    np.testing.assert_allclose(logits[rows, ids] - log_sum_exp(logits), expected[rows, ids], rtol=0, atol=5e-6)
+    np.testing.assert_allclose(logits - log_sum_exp(logits)[:, None], expected, rtol=0, atol=5e-6)
     np.testing.assert_array_equal(logits, before)
-    assert (chosen.dtype, chosen.shape) == (np.float32, (shape[0],))
 
 
 @pytest.mark.parametrize("vocabulary", [5, 63, 80, 1001, 32000, 50257])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(vocabulary: int) -> None:
     logits = logits_of((9, vocabulary))
-    ids = np.arange(9) % vocabulary
-    together, chosen, sums = log_softmax(logits.copy()), chosen_logprobs(logits, ids), log_sum_exp(logits)
+    together, sums = log_softmax(logits.copy()), log_sum_exp(logits)
     for row in range(9):
         alone = logits[row : row + 1].copy()
-        assert chosen_logprobs(alone, ids[row : row + 1])[0] == chosen[row] == together[row, ids[row]]
         assert log_sum_exp(alone)[0] == sums[row]
         np.testing.assert_array_equal(log_softmax(alone)[0], together[row])
 
@@ -151,16 +144,3 @@ def test_top_is_exact_however_many_are_equal(rows: int, vocabulary: int, k: int,
     rng = np.random.default_rng(seed)
     levels = np.append(rng.standard_normal(distinct), -np.inf).astype(np.float32)
     assert_top_is_exact(rng.choice(levels, (rows, vocabulary)), k)
-
-
-@pytest.mark.parametrize("vocabulary", [5, 1001, 32000])
-def test_the_likeliest_have_the_bits_of_log_softmax_and_others_may_be_larger(vocabulary: int) -> None:
-    from runtime.generation.numeric import likeliest_logprobs
-
-    logits = np.random.default_rng(0).normal(0, 4, (6, vocabulary)).astype(np.float32)
-    ids = logits.argmax(axis=1)
-    expected = log_softmax(logits.copy())[np.arange(6), ids]
-    np.testing.assert_array_equal(likeliest_logprobs(logits, ids), expected)
-    logits[2, (ids[2] + 1) % vocabulary] = 900.0  # banned, say
-    expected = log_softmax(logits.copy())[np.arange(6), ids]
-    np.testing.assert_allclose(likeliest_logprobs(logits, ids), expected, rtol=1e-5)

@@ -5,8 +5,8 @@
 Two shares of a step, both of the time that `generate` takes:
 outside run      what is not inside onnxruntime's own call (run or run_with_iobinding): Python, numpy, bindings. Measured with a
                  clock around each call, so nothing is disturbed.
-outside kernels  that, and what the call spends between its kernels. Their time is taken from an onnxruntime profile of a
-                 generation right after the one that is timed: the profiler slows the call itself, and hardly its kernels.
+outside kernels  that, and what onnxruntime itself needs for every node beside its kernel: the number of nodes times what a node
+                 with nothing to do takes. (Its profiler cannot tell: it adds several microseconds to each kernel.)
 The prompt's own run is left out by taking the difference of many tokens and one.
 """
 
@@ -16,14 +16,19 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from runtime.session import Session
+from runtime.signature import GraphSignature, TensorSpec
 
 from .bench_peer_models import THREADS
 from .bench_peers import Job
@@ -90,51 +95,64 @@ def profiled_sessions(folder: str) -> Iterator[list[ort.InferenceSession]]:
         ort.InferenceSession.__init__ = original
 
 
-def kernel_seconds_of_steps(events: Sequence[dict[str, Any]], generations: int, tokens: int) -> list[float]:
-    """From a session's profile of so many equal generations: the time of the kernels in each, without its first token's."""
-    runs = sorted((event["ts"], event["dur"]) for event in events if event["name"] == "model_run")
-    each = len(runs) // generations
-    if each < tokens - 1:  # a form that only reads prompts
-        return [0.0] * generations
-    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
-    found = []
-    for number in range(generations):
-        steps = runs[number * each : (number + 1) * each][-(tokens - 1) :]
-        start, end = steps[0][0], steps[-1][0] + steps[-1][1]
-        found.append(sum(event["dur"] for event in kernels if start <= event["ts"] <= end) / 1e6)
-    return found
+def nodes_of_a_step(bundle: Path, job: Job) -> int:
+    """How many kernels run for one token, the ranking's included: from an onnxruntime profile."""
+    with tempfile.TemporaryDirectory() as folder:
+        with profiled_sessions(folder) as sessions:
+            _loaded(bundle, job)
+        nodes = 0
+        for session in sessions:
+            events = json.loads(Path(session.end_profiling()).read_text())
+            runs = sorted(event["ts"] for event in events if event["name"] == "model_run")
+            kernels = [event["ts"] for event in events if event["name"].endswith("_kernel_time")]
+            if len(runs) >= job.new_tokens - 1:  # not a form that only reads the prompt
+                nodes += sum(time >= runs[-1] for time in kernels)
+    return nodes
+
+
+def seconds_of_a_node() -> float:
+    """What onnxruntime takes for a node that has nothing to do: the slope over chains of one-element additions."""
+    few, many = 10, 210
+    runs = {count: _chain(count) for count in (few, many)}
+    best = {count: min(_seconds(run) for _ in range(300)) for count, run in runs.items()}
+    return (best[many] - best[few]) / (many - few)
+
+
+def _chain(count: int) -> Callable[[], None]:
+    nodes = [helper.make_node("Add", [f"x{at}", "x0"], [f"x{at + 1}"]) for at in range(count)]
+    value = helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info(f"x{count}", TensorProto.FLOAT, [1])
+    graph = helper.make_graph(nodes, "chain", [value], [result])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    spec = TensorSpec("x0", "float32", (1,))
+    signature = GraphSignature((spec,), (TensorSpec(f"x{count}", "float32", (1,)),))
+    session = Session(model.SerializeToString(), signature, device="cpu", threads=THREADS, spins=False)
+    return session.bind({"x0": np.ones(1, np.float32)})
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
 
 
 def measure(bundle: Path, job: Job) -> dict[str, float]:
-    """A model with a profiler and one without take turns: a busy machine slows both."""
-    many = job.beams > 1
-    with clock_around_runs() as clock, tempfile.TemporaryDirectory() as folder:
-        with profiled_sessions(folder) as sessions:
-            profiled = _loaded(bundle, job, many)
-        model = _loaded(bundle, job, many)
-        pairs = []
-        for _ in range(_REPEATS):
-            pairs.append(_timed(model, job, clock, job.new_tokens) - _timed(model, job, clock, 1))
-            _generate(profiled, job)
-        kernels = [0.0] * _REPEATS
-        for session in sessions:
-            events = json.loads(Path(session.end_profiling()).read_text())
-            found = kernel_seconds_of_steps(events, _REPEATS + 1, job.new_tokens)[1:]  # without the warm-up
-            kernels = [before + seconds for before, seconds in zip(kernels, found, strict=True)]
-    return {
-        "step_ms": median(step.whole for step in pairs) * 1000 / (job.new_tokens - 1),
-        "outside_run": median(1 - step.inside / step.whole for step in pairs),
-        "outside_kernels": median(1 - seconds / step.whole for seconds, step in zip(kernels, pairs, strict=True)),
-    }
+    between = nodes_of_a_step(bundle, job) * seconds_of_a_node()
+    with clock_around_runs() as clock:
+        model = _loaded(bundle, job)
+        pairs = [_timed(model, job, clock, job.new_tokens) - _timed(model, job, clock, 1) for _ in range(_REPEATS)]
+    step = median(pair.whole for pair in pairs) / (job.new_tokens - 1)
+    outside_run = median(1 - pair.inside / pair.whole for pair in pairs)
+    return {"step_ms": step * 1000, "outside_run": outside_run, "outside_kernels": outside_run + between / step}
 
 
-def _loaded(bundle: Path, job: Job, many: bool) -> Any:
+def _loaded(bundle: Path, job: Job) -> Any:
     """A model that has generated once, with sessions of its own, the one that ranks tokens included."""
     import runtime
     from runtime.generation import ranking
 
     ranking._session.cache_clear()
-    model = runtime.load(bundle, device="cpu", threads=THREADS, many_rows=many)
+    model = runtime.load(bundle, device="cpu", threads=THREADS, many_rows=job.beams > 1)
     _generate(model, job)
     return model
 

@@ -34,7 +34,7 @@ class Ranking:
 
     def __init__(self, threads: int) -> None:
         self._session = _session(threads)
-        self._place: tuple[Any, ...] = ()
+        self._bound: tuple[Any, int] = (None, 0)  # what was asked about last
         self._binding: Any = None
         self._held: tuple[Any, ...] = ()
 
@@ -43,10 +43,9 @@ class Ranking:
 
         Both are valid until the next call. A row's have the same bits alone and in any batch.
         """
-        place = (logits.__array_interface__["data"][0], logits.shape, count)
-        if place != self._place:
+        if self._bound[0] is not logits or self._bound[1] != count:
             self._bind(np.ascontiguousarray(logits), min(count, logits.shape[1]))
-            self._place = place if self._held[0] is logits else ()
+            self._bound = (logits if self._held[0] is logits else None, count)
         self._session.run_bound(self._binding)
         return self._held[1], self._held[2]
 

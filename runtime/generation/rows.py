@@ -60,6 +60,7 @@ class Rows:
         self._tokens = np.zeros((room, 1), np.int64)
         self._logits = np.empty((room, 1, decoder.vocabulary), np.float32)
         self._steps: dict[Any, tuple[Step, ...]] = {}  # kept while nothing they bind moves
+        self._row_logits: dict[int, Array] = {}  # that they write: rows → (rows, vocabulary)
 
     # Starting
 
@@ -128,6 +129,14 @@ class Rows:
         """As `advance`, of tokens that are given and not chosen."""
         return self.advance(tokens, wanted, self.decoder.reader)
 
+    def step(self, tokens: list[int]) -> Array:
+        """As `advance`, of one token a row: logits (rows, vocabulary)."""
+        if not self._caches.stays:
+            return self.advance(np.array(tokens, np.int64)[:, None])[:, 0]
+        self._check_room(1)
+        self._tokens[: self.count, 0] = tokens
+        return self._step(self.decoder.session)
+
     def advance(self, tokens: Array, wanted: Sequence[int] | None = None, form: Session | None = None) -> Array:
         """Feed tokens (rows, time); logits (rows, kept, vocabulary) of the wanted positions, or of the last one.
 
@@ -147,6 +156,10 @@ class Rows:
                 logits.append(part.copy())
         return np.concatenate(logits, axis=1)
 
+    def _check_room(self, time: int) -> None:
+        used = int(self.lengths[0]) if self.count == 1 else int(self.lengths[: self.count].max())
+        assert used + time <= self.capacity, f"{used + time} tokens in rows of {self.capacity}"
+
     def _pieces(self, time: int) -> list[tuple[int, int]] | None:
         """How tokens must be cut: a graph may take one at a time, and long prompts go in pieces."""
         size = self.decoder.at_once or (PIECE if self.count == 1 else time)
@@ -158,23 +171,20 @@ class Rows:
         if self.decoder.one_row and self.count > 1:
             raise AssertionError("rows of a graph that takes one are decoded one after the other")
         time = tokens.shape[1]
-        end = (int(self.lengths[0]) if self.count == 1 else int(self.lengths[: self.count].max())) + time
-        assert end <= self.capacity, f"{end} tokens in rows of {self.capacity}"
+        self._check_room(time)
         if time == 1 and self._caches.stays:
-            logits = self._logits[: self.count]
-            self._step(tokens, session)
-        else:
-            logits = np.empty((self.count, len(wanted), self.decoder.vocabulary), np.float32)
-            binding, outputs = self._bind(session, np.ascontiguousarray(tokens), wanted, logits)
-            for name, value in self._bound_memory.items():
-                binding.bind_ortvalue_input(name, value)
-            self._run(session, binding, outputs)
+            self._tokens[: self.count] = tokens
+            return self._step(session)[:, None]
+        logits = np.empty((self.count, len(wanted), self.decoder.vocabulary), np.float32)
+        binding, outputs = self._bind(session, np.ascontiguousarray(tokens), wanted, logits)
+        for name, value in self._bound_memory.items():
+            binding.bind_ortvalue_input(name, value)
+        self._run(session, binding, outputs)
         self._after(time)
         return logits
 
-    def _step(self, tokens: Array, session: Session) -> None:
-        """One token a row, with bindings that are kept."""
-        self._tokens[: self.count] = tokens
+    def _step(self, session: Session) -> Array:
+        """Feed `_tokens`, one a row, with bindings that are kept. The logits are one and the same array for as many rows."""
         steps = self._steps.get((session, self.count))
         if steps is None:
             steps = self._steps[session, self.count] = self._bind_steps(session)
@@ -185,16 +195,19 @@ class Rows:
                 step.binding.bind_ortvalue_input(name, value)
         if step.before is None:
             self._run(session, step.binding, step.outputs)
-            return
-        if step.before is not self._carried:  # rows were chosen, or have just begun
-            for name, value in self._carried.items():
-                numpy_of(step.before[name])[...] = numpy_of(value)
-        session.run_bound(step.binding)
-        self._carried = step.after
+        else:
+            if step.before is not self._carried:  # rows were chosen, or have just begun
+                for name, value in self._carried.items():
+                    numpy_of(step.before[name])[...] = numpy_of(value)
+            session.run_bound(step.binding)
+            self._carried = step.after
+        self._after(1)
+        return self._row_logits[self.count]
 
     def _bind_steps(self, session: Session) -> tuple[Step, ...]:
         """A binding for single tokens; of hidden states, which never change their shape, two, that go back and forth."""
         decoder = self.decoder
+        self._row_logits[self.count] = self._logits[: self.count, 0]
         made = [self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]) for _ in range(2)]
         if not decoder.carried or any(state.length_axis is not None for state in decoder.carried):
             return (Step(*made[0]),)

@@ -74,6 +74,7 @@ class Scheduler:
         self._encode = encode
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []
+        self._regroup()
         self._joining: list[Ticket] = []  # whose prompts are being read
         self._rows = Rows(decoder, room=1, capacity=1)
         self._ranking = Ranking(decoder.session.threads)
@@ -114,9 +115,11 @@ class Scheduler:
             self._admit()
             if not self._active:
                 return False
-            starts = self._starts()
-            moves = self._choose(starts)
-            self._go_on(moves, starts)
+            if self._greedy:
+                self._go_on_greedily(self._greedy)
+            else:
+                starts = self._starts()
+                self._go_on(self._choose(starts), starts)
         except BaseException as error:  # the graph failed, or the caller was interrupted: nobody's rows can be trusted
             self._give_up(error)
             raise
@@ -130,7 +133,14 @@ class Scheduler:
             if not ticket.done:
                 ticket.done, ticket.error = True, error
         self._active, self._joining, self._raised = [], [], None
+        self._regroup()
         self._rows, self._logits = Rows(self.decoder, room=1, capacity=1), self._logits[:0]
+
+    def _regroup(self) -> None:
+        """Note whether all active requests are decoded greedily and in nothing else than the plainest way."""
+        tickets = self._active
+        plain = all(isinstance(t.search, Independent) and t.is_plain and not t.speculator for t in tickets)
+        self._greedy: list[Independent] = [t.search for t in tickets] if plain else []  # type: ignore[misc]
 
     def _starts(self) -> list[int]:
         """Where the rows of each active request begin, and where the last ones end."""
@@ -188,6 +198,7 @@ class Scheduler:
             if ticket.request.options.speculate and Speculator.works_with(self.decoder):
                 ticket.speculator = Speculator(self.decoder, ticket.request, ticket.search)
         self._active += tickets
+        self._regroup()
         last = logits[:, -1]
         self._logits = last if alone else np.concatenate((self._logits, last))
 
@@ -195,12 +206,14 @@ class Scheduler:
 
     def _choose(self, starts: Sequence[int]) -> list[Moves]:
         """The moves of every active request, in their order."""
-        greedy = [at for at, ticket in enumerate(self._active) if isinstance(ticket.search, Independent) and ticket.is_plain]
         beams = [at for at, ticket in enumerate(self._active) if isinstance(ticket.search, BeamSearch) and ticket.is_plain]
         moves: dict[int, Moves] = {}
-        if greedy:
+        if greedy := [
+            at for at, ticket in enumerate(self._active) if isinstance(ticket.search, Independent) and ticket.is_plain
+        ]:
             searches: Any = [self._active[at].search for at in greedy]
-            moves |= zip(greedy, take_plain(searches, self._of(greedy, starts), self._ranking), strict=True)
+            tokens = take_plain(searches, self._of(greedy, starts), self._ranking)
+            moves |= {at: _move(token) for at, token in zip(greedy, tokens, strict=True)}
         if beams:
             searches = [self._active[at].search for at in beams]
             moves |= zip(beams, take_plain_beams(searches, self._of(beams, starts), self._ranking), strict=True)
@@ -224,6 +237,14 @@ class Scheduler:
                 self._raised = self._raised or error
             return Moves([], [])
 
+    def _go_on_greedily(self, searches: Sequence[Independent]) -> None:
+        """The same for a batch in which every request has one row and wants the likeliest token: what nearly always happens."""
+        tokens = take_plain(searches, self._logits, self._ranking)
+        if None in tokens:
+            self._go_on([_move(token) for token in tokens], range(len(tokens)))
+        else:
+            self._logits = self._rows.step(tokens)  # type: ignore[arg-type]
+
     def _go_on(self, moves: Sequence[Moves], starts: Sequence[int]) -> None:
         """Feed the chosen tokens; requests that have none are done."""
         parents: list[int] = []
@@ -233,6 +254,7 @@ class Scheduler:
             tokens += move.tokens
             ticket.done = not move.tokens
         self._active = [ticket for ticket in self._active if not ticket.done]
+        self._regroup()
         self._rows.select(parents)
         if not tokens:
             self._logits = self._logits[:0]
@@ -241,11 +263,12 @@ class Scheduler:
             logits = speculator.advance(self._rows, tokens[0], lambda row: self._take(ticket, row))
             ticket.done = logits is None
             self._active = [] if logits is None else self._active
+            self._regroup()
             self._logits = self._logits[:0] if logits is None else logits
             if logits is None:
                 self._rows.select([])
         else:
-            self._logits = self._rows.advance(np.array(tokens, np.int64)[:, None])[:, 0]
+            self._logits = self._rows.step(tokens)
 
     def _leave(self) -> None:
         """Take cancelled requests out of the batch."""
@@ -253,8 +276,14 @@ class Scheduler:
             starts = self._starts()
             kept = [row for at, t in enumerate(self._active) if not t.done for row in range(starts[at], starts[at + 1])]
             self._active = [ticket for ticket in self._active if not ticket.done]
+            self._regroup()
             self._rows.select(kept)
             self._logits = self._logits[kept]
+
+
+def _move(token: int | None) -> Moves:
+    """Of a search of one row, which goes on with this token or not at all."""
+    return Moves([], []) if token is None else Moves([0], [token])
 
 
 def _kind(ticket: Ticket) -> tuple[int, int, int]:

@@ -69,7 +69,7 @@ class Request:
         return len(self.prompt) + len(self.prefix)
 
 
-@dataclass(slots=True)  # never changed; frozen would take four times as long to make, and one is made for every token
+@dataclass(slots=True)  # not frozen: that takes four times as long to make, and one is made for every token
 class Hypothesis:
     """A text in the making. `total` is the sum of the scores, `logprobs` are the network's own.
 
@@ -254,6 +254,20 @@ class Independent:
         self.width = len(live)
         return Moves(parents, tokens)
 
+    def follow(self, never: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
+        """Go on, in the only row, with the first of the likeliest tokens that may follow; None when the text ends with it."""
+        place = 0
+        while tokens[place] in never:
+            place += 1
+        before, token, logprob = self._live[0][1], tokens[place], logprobs[place]
+        text = Hypothesis((*before.tokens, token), (*before.logprobs, logprob), before.total + logprob)
+        if finish := finish_of(self.request, text.tokens):
+            text.finish = finish
+            self._live, self._done, self.width = [], {0: text}, 0
+            return None
+        self._live[0] = (0, text)
+        return token
+
     def results(self) -> list[Generation]:
         return generations_of(self.request, [self._done[number] for number in sorted(self._done)])
 
@@ -262,15 +276,14 @@ class Independent:
         return first.tokens
 
 
-def take_plain(searches: Sequence[Independent], logits: Array, ranking: Ranking) -> list[Moves]:
-    """What `take` answers for plain searches of one row each, for all of them at once."""
+def take_plain(searches: Sequence[Independent], logits: Array, ranking: Ranking) -> list[int | None]:
+    """What `take` answers for plain searches of one row each, for all of them at once: a token, or None for one that ended."""
     banned = [search.banned for search in searches]
     logprobs, tokens = ranking.best(logits, 2 + max(map(len, banned)))  # of one onnxruntime takes twice as long as of two
-    moves = []
-    for search, never, *best in zip(searches, banned, tokens.tolist(), logprobs.tolist(), strict=True):
-        token, logprob = next(pair for pair in zip(*best, strict=True) if pair[0] not in never)
-        moves.append(search.accept([token], [logprob]))
-    return moves
+    return [
+        search.follow(never, numbers, scores)
+        for search, never, numbers, scores in zip(searches, banned, tokens.tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
 def _seed_of(options: Options, number: int) -> list[int] | None:

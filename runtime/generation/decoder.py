@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,11 +111,17 @@ class Decoder:
 
     def cache_bytes(self, rows: int, tokens: int) -> int:
         """Memory that the states of so many rows of so many tokens take."""
-        total = 0
+        of_row, of_token = self._row_bytes
+        return rows * (of_row + tokens * of_token)
+
+    @cached_property
+    def _row_bytes(self) -> tuple[int, int]:
+        """Of a row without any token, and of each of its tokens."""
+        counts = [0, 0]
         for state in self.session.signature.states:
-            sizes = self.sizes(state, rows, tokens)
-            total += int(np.prod(sizes)) * np.dtype(self._specs[state.input].dtype).itemsize
-        return total
+            size = math.prod(self.sizes(state, 1, 1)) * np.dtype(self._specs[state.input].dtype).itemsize
+            counts[state.length_axis is not None] += size
+        return counts[0], counts[1]
 
 
 def source_axis(spec: TensorSpec) -> int | None:

@@ -34,7 +34,8 @@ class Ranking:
 
     def __init__(self, threads: int) -> None:
         self._session = _session(threads)
-        self._bound: tuple[Any, int] = (None, 0)  # what was asked about last
+        self._asked: tuple[Any, int] = (None, 0)  # about, last
+        self._place: tuple[Any, ...] = ()  # where those logits are
         self._binding: Any = None
         self._held: tuple[Any, ...] = ()
 
@@ -43,9 +44,12 @@ class Ranking:
 
         Both are valid until the next call. A row's have the same bits alone and in any batch.
         """
-        if self._bound[0] is not logits or self._bound[1] != count:
-            self._bind(np.ascontiguousarray(logits), min(count, logits.shape[1]))
-            self._bound = (logits if self._held[0] is logits else None, count)
+        if self._asked[0] is not logits or self._asked[1] != count:
+            place = (logits.__array_interface__["data"], logits.shape, logits.strides, count)
+            if place != self._place:
+                self._bind(np.ascontiguousarray(logits), min(count, logits.shape[1]))
+                self._place = place if self._held[0] is logits else ()
+            self._asked = (logits, count) if self._place else (None, 0)
         self._session.run_bound(self._binding)
         return self._held[1], self._held[2]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LARGE = 64 << 20  # bytes of weights from which on it is worth the while
+LARGE = 16 << 20  # bytes of weights from which on it is worth the while
 _PAGE = 2 << 20
 _SMALLEST = 4 << 20  # of a region; smaller ones hold no weights worth mentioning
 _COLLAPSE = 25  # MADV_COLLAPSE

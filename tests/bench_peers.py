@@ -58,6 +58,7 @@ class Peer:
     shapes: str
     beams: bool  # has a beam search
     open: Callable[[Path, Job], Call]
+    stand_in: bool = False  # runs another network of the same width, depth and bytes
 
     def takes(self, job: Job, precision: str) -> bool:
         return precision == self.precision and job.shape in self.shapes and (job.beams == 1 or self.beams)
@@ -275,13 +276,13 @@ PEERS = (
     Peer("CTranslate2 float32", FP32, "AB", True, ctranslate2("float32")),
     Peer("OpenVINO f32", FP32, "A", False, openvino("f32")),
     Peer("llama.cpp f32", FP32, "A", False, llama_cpp("f32")),
-    Peer("onnxruntime-genai fp32", FP32, "A", True, genai("fp32")),
+    Peer("onnxruntime-genai fp32", FP32, "A", True, genai("fp32"), stand_in=True),
     Peer("CTranslate2 int8", INT8, "AB", True, ctranslate2("int8")),
     Peer("OpenVINO int8w", INT8, "A", False, openvino("int8w")),
     Peer("llama.cpp q8_0", INT8, "A", False, llama_cpp("q8_0")),
     Peer("OpenVINO int4w", INT4, "A", False, openvino("int4w")),
     Peer("llama.cpp q4_0", INT4, "A", False, llama_cpp("q4_0")),
-    Peer("onnxruntime-genai int4", INT4, "A", True, genai("int4")),
+    Peer("onnxruntime-genai int4", INT4, "A", True, genai("int4"), stand_in=True),
 )
 
 

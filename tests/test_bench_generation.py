@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
+from exporters.export import export
 from exporters.source import find_source
 from runtime.bench import Variant
 from runtime.text import BOS, EOS
 
 from . import bench_generation
 from .bench_generation import OURS, Contest, Result, contests, hold
-from .bench_host import kernel_and_call_seconds
+from .bench_host import nodes_of_a_step
 from .bench_letters import beam_search, greedy
 from .bench_peers import FP32, INT8, PEERS, Job, check_count
 
@@ -72,13 +74,22 @@ def test_a_peer_without_beam_search_takes_no_beams() -> None:
     assert names == {"CTranslate2 int8"}
 
 
-def test_kernels_and_calls_are_read_from_a_profile() -> None:
-    events = [
-        {"cat": "Session", "name": "model_run", "dur": 100},
-        {"cat": "Node", "name": "a_kernel_time", "dur": 60},
-        {"cat": "Node", "name": "a_fence_before", "dur": 5},
-    ]
-    assert kernel_and_call_seconds(events) == (60e-6, 100e-6)
+def test_of_a_stand_in_it_is_said_and_the_fastest_on_the_network_itself_too() -> None:
+    lines = list(
+        Result(TOKENS, {OURS: 2.0, "onnxruntime-genai fp32": 3.0, "slow": 8.0, "CTranslate2 float32": 4.0}, {}).lines()
+    )
+    assert "1.50 of onnxruntime-genai fp32" in lines[0]
+    assert lines[1].strip() == "2.00 of CTranslate2 float32, the fastest that runs this very network"
+    assert "very network" not in "".join(Result(TOKENS, {OURS: 2.0, "onnxruntime-genai fp32": 3.0}, {}).lines())
+
+
+def test_the_nodes_of_a_step_are_counted_once_however_many_tokens_there_are(tmp_path: Path) -> None:
+    settings = {"width": 16, "heads": 2, "feedforward": 24, "layers": 1, "vocabulary": 40, "max_positions": 48}
+    bundle = export(find_source("gpt", settings), tmp_path / "gpt.bundle").bundle
+    counts = [nodes_of_a_step(bundle.root, Job("A", 1, 4, tokens, words=30)) for tokens in (3, 9)]
+    nodes = len(onnx.load(bundle.graph_path("decoder")).graph.node)
+    assert counts[0] == counts[1]
+    assert nodes / 2 < counts[0] <= nodes + 3  # onnxruntime fuses some; three rank the tokens
 
 
 @pytest.mark.parametrize("architecture", ["transformer", "seq2seq-attention"])

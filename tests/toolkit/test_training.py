@@ -138,7 +138,7 @@ def test_a_killed_process_resumes_to_the_same_bits(moment: str, tmp_path: Path) 
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
-    process = start_training(tmp_path / "run")
+    process = start_training(tmp_path / "run", epochs=1000)  # more than it can finish before the signal comes
     wait_for(tmp_path / "run" / "checkpoint.safetensors")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

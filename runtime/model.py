@@ -11,7 +11,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from .answers import Answerer
-from .bundle import DECODER, Bundle
+from .bundle import Bundle
 from .errors import FeedError, OptionError
 from .feeds import example_feeds, natural_batch
 from .filling import fill_texts
@@ -55,7 +55,7 @@ class Model:
                 device=device,
                 threads=threads,
                 strict=strict,
-                spins=DECODER not in bundle.manifest.graphs,  # decoding works between the runs
+                spins=len(bundle.manifest.graphs) == 1,  # threads of several would take the cores from each other
             )
             for name, graph in bundle.manifest.graphs.items()
         }

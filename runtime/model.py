@@ -11,7 +11,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from .answers import Answerer
-from .bundle import Bundle
+from .bundle import DECODER, Bundle
 from .errors import FeedError, OptionError
 from .feeds import example_feeds, natural_batch
 from .filling import fill_texts
@@ -28,6 +28,15 @@ from .tokens import token_input
 __all__ = ["Model", "Prediction", "as_batch", "convert", "load", "softmax"]
 
 _PAST = 1  # tokens before the step that warms a decoder up
+_SHORT_STEP = 128 << 20  # bytes of weights that are read in a few milliseconds
+
+
+def _spins(bundle: Bundle) -> bool:
+    """Whether threads wait busily for the next run. A decoder's host works between two runs: then it pays only where waking
+    them would take a good part of a short step, and not with several graphs, whose threads take the cores from each other.
+    """
+    graphs = bundle.manifest.graphs
+    return DECODER not in graphs or (len(graphs) == 1 and bundle.graph_bytes < _SHORT_STEP)
 
 
 class Model:
@@ -55,7 +64,7 @@ class Model:
                 device=device,
                 threads=threads,
                 strict=strict,
-                spins=len(bundle.manifest.graphs) == 1,  # threads of several would take the cores from each other
+                spins=_spins(bundle),
             )
             for name, graph in bundle.manifest.graphs.items()
         }

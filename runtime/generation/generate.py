@@ -83,7 +83,10 @@ class TextGenerator:
 
     def run(self, requests: Sequence[Request], start: Rows | None = None) -> list[list[Generation]]:
         most_rows = max([MOST_ROWS, *(request.options.beams for request in requests)])
-        scheduler = self._idle.pop() if self._idle else self.scheduler()
+        try:
+            scheduler = self._idle.pop()  # looking first whether there is one would leave it to another thread
+        except IndexError:
+            scheduler = self.scheduler()
         scheduler.allow(most_rows, available_memory())
         shared = start or self._shared(requests)
         tickets = [scheduler.submit(request, shared) for request in requests]

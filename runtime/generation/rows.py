@@ -62,6 +62,11 @@ class Rows:
         self._steps: dict[Any, tuple[Step, ...]] = {}  # kept while nothing they bind moves
         self._row_logits: dict[int, Array] = {}  # that they write: rows → (rows, vocabulary)
 
+    @property
+    def held_bytes(self) -> int:
+        """Of caches and logits, whether rows are in use or not."""
+        return self.decoder.cache_bytes(self.room, self.capacity) + self._logits.nbytes
+
     # Starting
 
     def start(self, count: int, memory: Mapping[str, Array] | None = None) -> None:
@@ -208,8 +213,9 @@ class Rows:
         """A binding for single tokens; of hidden states, which never change their shape, two, that go back and forth."""
         decoder = self.decoder
         self._row_logits[self.count] = self._logits[: self.count, 0]
-        made = [self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]) for _ in range(2)]
-        if not decoder.carried or any(state.length_axis is not None for state in decoder.carried):
+        hidden = bool(decoder.carried) and all(state.length_axis is None for state in decoder.carried)
+        made = [self._bind(session, self._tokens[: self.count], (0,), self._logits[: self.count]) for _ in range(1 + hidden)]
+        if not hidden:
             return (Step(*made[0]),)
         places: list[dict[str, Any]] = [{}, {}]
         for state in decoder.carried:

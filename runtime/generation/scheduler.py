@@ -73,8 +73,7 @@ class Scheduler:
         self.allow(most_rows, memory_limit)
         self._encode = encode
         self._waiting: deque[Ticket] = deque()
-        self._active: list[Ticket] = []
-        self._regroup()
+        self._activate([])
         self._joining: list[Ticket] = []  # whose prompts are being read
         self._rows = Rows(decoder, room=1, capacity=1)
         self._ranking = Ranking(decoder.session.threads)
@@ -87,8 +86,7 @@ class Scheduler:
 
     @property
     def held_bytes(self) -> int:
-        """Of the caches, whether rows are under way or not."""
-        return self.decoder.cache_bytes(self._rows.room, self._rows.capacity)
+        return self._rows.held_bytes
 
     def submit(self, request: Request, start: Rows | None = None) -> Ticket:
         """Have a request decoded. `start` is a row that already holds the beginning of its prompt."""
@@ -132,13 +130,13 @@ class Scheduler:
         for ticket in (*self._active, *self._joining):
             if not ticket.done:
                 ticket.done, ticket.error = True, error
-        self._active, self._joining, self._raised = [], [], None
-        self._regroup()
+        self._activate([])
+        self._joining, self._raised = [], None
         self._rows, self._logits = Rows(self.decoder, room=1, capacity=1), self._logits[:0]
 
-    def _regroup(self) -> None:
-        """Note whether all active requests are decoded greedily and in nothing else than the plainest way."""
-        tickets = self._active
+    def _activate(self, tickets: list[Ticket]) -> None:
+        """These are under way from now on; note whether all are decoded greedily and in nothing else than the plainest way."""
+        self._active = tickets
         plain = all(isinstance(t.search, Independent) and t.is_plain and not t.speculator for t in tickets)
         self._greedy: list[Independent] = [t.search for t in tickets] if plain else []  # type: ignore[misc]
 
@@ -197,8 +195,7 @@ class Scheduler:
             ticket.is_plain = ticket.search.is_plain and self.decoder.vocabulary > len(ticket.request.ending) + 2
             if ticket.request.options.speculate and Speculator.works_with(self.decoder):
                 ticket.speculator = Speculator(self.decoder, ticket.request, ticket.search)
-        self._active += tickets
-        self._regroup()
+        self._activate(self._active + tickets)
         last = logits[:, -1]
         self._logits = last if alone else np.concatenate((self._logits, last))
 
@@ -206,21 +203,22 @@ class Scheduler:
 
     def _choose(self, starts: Sequence[int]) -> list[Moves]:
         """The moves of every active request, in their order."""
-        beams = [at for at, ticket in enumerate(self._active) if isinstance(ticket.search, BeamSearch) and ticket.is_plain]
         moves: dict[int, Moves] = {}
-        if greedy := [
-            at for at, ticket in enumerate(self._active) if isinstance(ticket.search, Independent) and ticket.is_plain
-        ]:
+        if greedy := self._plain(Independent):
             searches: Any = [self._active[at].search for at in greedy]
             tokens = take_plain(searches, self._of(greedy, starts), self._ranking)
             moves |= {at: _move(token) for at, token in zip(greedy, tokens, strict=True)}
-        if beams:
+        if beams := self._plain(BeamSearch):
             searches = [self._active[at].search for at in beams]
             moves |= zip(beams, take_plain_beams(searches, self._of(beams, starts), self._ranking), strict=True)
         for at, ticket in enumerate(self._active):
             if at not in moves:
                 moves[at] = self._take(ticket, self._logits[starts[at] : starts[at + 1]])
         return [moves[at] for at in range(len(self._active))]
+
+    def _plain(self, kind: type[Search]) -> list[int]:
+        """The places of active requests of one kind of search of which only the likeliest tokens matter."""
+        return [at for at, ticket in enumerate(self._active) if ticket.is_plain and isinstance(ticket.search, kind)]
 
     def _of(self, places: Iterable[int], starts: Sequence[int]) -> Array:
         """The logits of the requests at these places, one after the other."""
@@ -253,8 +251,7 @@ class Scheduler:
             parents += [start + parent for parent in move.parents]
             tokens += move.tokens
             ticket.done = not move.tokens
-        self._active = [ticket for ticket in self._active if not ticket.done]
-        self._regroup()
+        self._activate([ticket for ticket in self._active if not ticket.done])
         self._rows.select(parents)
         if not tokens:
             self._logits = self._logits[:0]
@@ -262,10 +259,9 @@ class Scheduler:
             ticket = self._active[0]
             logits = speculator.advance(self._rows, tokens[0], lambda row: self._take(ticket, row))
             ticket.done = logits is None
-            self._active = [] if logits is None else self._active
-            self._regroup()
             self._logits = self._logits[:0] if logits is None else logits
             if logits is None:
+                self._activate([])
                 self._rows.select([])
         else:
             self._logits = self._rows.step(tokens)
@@ -275,8 +271,7 @@ class Scheduler:
         if any(ticket.done for ticket in self._active):
             starts = self._starts()
             kept = [row for at, t in enumerate(self._active) if not t.done for row in range(starts[at], starts[at + 1])]
-            self._active = [ticket for ticket in self._active if not ticket.done]
-            self._regroup()
+            self._activate([ticket for ticket in self._active if not ticket.done])
             self._rows.select(kept)
             self._logits = self._logits[kept]
 

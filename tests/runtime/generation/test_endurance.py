@@ -269,3 +269,16 @@ def test_caches_are_kept_between_calls_up_to_a_size_and_nothing_of_the_last_call
     with pytest.raises(GenerationError):
         network.model.generate(work[0][0], constraint=lambda tokens: [])
     assert answers(network.model.generate(work[0][0], max_new_tokens=9)) == alone[0]
+
+
+def test_caches_that_another_thread_takes_first_are_made_anew(network: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Taken(list[Any]):
+        """Looks as if there were one, which is gone when it is reached for."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    prompt = prompts(1, seed=5)[0]
+    expected = answers(network.model.generate(prompt, max_new_tokens=9))
+    monkeypatch.setattr(network.model._generator, "_idle", Taken())
+    assert answers(network.model.generate(prompt, max_new_tokens=9)) == expected

@@ -168,9 +168,12 @@ def contestants(contest: Contest, work: Path, peer_python: str | None) -> Iterat
     yield OURS, ours
     if contest.shape in RECIPES:
         for threads in range(1, THREADS + 1):  # networks as small as these may be faster on one
-            name = f"PyTorch eager, {threads} thread{'s' * (threads > 1)}"
-            variant = Variant(name, "tests.bench_letters", {"job": job, "threads": threads})
-            yield name, lambda variant=variant: variant  # type: ignore[misc]
+            for one_by_one in (False, True)[: contest.job.batch]:  # a plain loop takes a list of words one by one
+                how = "word by word" if one_by_one else "eager"
+                name = f"PyTorch {how}, {threads} thread{'s' * (threads > 1)}"
+                request = {"job": job, "threads": threads, "one_by_one": one_by_one}
+                variant = Variant(name, "tests.bench_letters", request)
+                yield name, lambda variant=variant: variant  # type: ignore[misc]
         return
     for peer in PEERS:
         if peer.takes(contest.job, contest.precision) and peer_python:

@@ -8,6 +8,7 @@ to the bundle of an untrained network.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,15 +33,17 @@ class EagerTarget:
         generator = find_source(*network_of(self._job.shape)).generator
         assert generator is not None
         self._network = generator.network
+        self._one_by_one = request["one_by_one"]
         self.inputs = f"{self._job.batch} x {self._job.prompt} letters"
 
     def prepare(self, batch: int | None) -> Callable[[], None]:
         source = torch.from_numpy(self._job.prompts())
         decode = greedy if self._job.beams == 1 else beam_search
+        pieces, job = (source.split(1), replace(self._job, batch=1)) if self._one_by_one else ((source,), self._job)
 
         def call() -> None:
             with torch.inference_mode():
-                check_count(decode(self._network, source, self._job).numel(), self._job)
+                check_count(sum(decode(self._network, piece, job).numel() for piece in pieces), self._job)
 
         return call
 

@@ -52,6 +52,12 @@ def apply_settings(config: Config, settings: Mapping[str, Any], *, kind: str = "
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
+def changed_settings(before: Any, after: Any) -> dict[str, Any]:
+    """The settings in which two configurations of one kind differ, as `after` has them."""
+    names = [field.name for field in dataclasses.fields(before)]
+    return {name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)}
+
+
 def _all_keys(config: Any, only: str | None = None) -> list[str]:
     keys = []
     for field in dataclasses.fields(config):

@@ -8,11 +8,12 @@ two copies of the same bundle is this machine's noise, and "slower" means slower
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from architectures.settings import apply_settings, changed_settings
 from runtime.bench import DEFAULT_PAST, bench, bundle_variant
 from runtime.bundle import DECODER, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
@@ -55,6 +56,7 @@ class QuantizeReport:
     scheme: str
     only: tuple[str, ...]
     exclude: tuple[str, ...]
+    settings: Mapping[str, Any]  # that differ from the scheme's own
     bytes_before: int
     bytes_after: int
     latency_before_us: float
@@ -83,10 +85,10 @@ class QuantizeReport:
 
     @property
     def label(self) -> str:
-        """e.g. "int8-static (Gemm)"."""
-        if self.only:
-            return f"{self.scheme} ({', '.join(self.only)})"
-        return f"{self.scheme} (without {', '.join(self.exclude)})" if self.exclude else self.scheme
+        """e.g. "int8-static (Gemm, ranges=entropy)"."""
+        without = [f"without {', '.join(self.exclude)}"] if self.exclude else []
+        details = [*self.only, *without, *(f"{key}={value}" for key, value in self.settings.items())]
+        return f"{self.scheme} ({', '.join(details)})" if details else self.scheme
 
     def to_json(self) -> dict[str, Any]:
         return {"kept": bool(self), "size_ratio": self.size_ratio, **asdict(self)}
@@ -135,6 +137,7 @@ def quantize(
     quality: Quality,
     only: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
     budget: Budget | None = None,
     batch: int | None = None,
@@ -144,8 +147,9 @@ def quantize(
 ) -> QuantizeReport:
     """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures."""
     _refuse_request(bundle, scheme, calibration)
+    chosen = apply_settings(SCHEMES[scheme].settings, settings or {}, kind=f"setting of {scheme}")
     progress(f"quantizing to {scheme}")
-    converted = convert(bundle, scheme, only, exclude, calibration)
+    converted = convert(bundle, scheme, only, exclude, calibration, chosen)
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
         if budget is not None and budget.for_size:
             converted = converted.without(MANY)
@@ -160,6 +164,7 @@ def quantize(
             scheme=scheme,
             only=only,
             exclude=exclude,
+            settings=changed_settings(SCHEMES[scheme].settings, chosen),
             bytes_before=bundle.graph_bytes,
             bytes_after=candidate.graph_bytes,
             latency_before_us=speed.before_us,

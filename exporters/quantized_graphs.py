@@ -7,7 +7,9 @@ whole texts take that one, and a decoder comes in both: `decoder`, and `decoder.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -35,7 +37,12 @@ class Converted:
 
 
 def convert(
-    bundle: Bundle, scheme: str, only: tuple[str, ...], exclude: tuple[str, ...], calibration: Calibration | None
+    bundle: Bundle,
+    scheme: str,
+    only: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    calibration: Calibration | None = None,
+    settings: Any = None,
 ) -> Converted:
     chosen = SCHEMES[scheme]
     originals = {name: chosen.prepare(with_node_names(read_model(bundle.graph_path(name)))) for name in bundle.manifest.graphs}
@@ -52,7 +59,8 @@ def convert(
             nodes=tuple(decision.node for decision in quantized),
             operators=tuple(sorted({decision.operator for decision in quantized})),
             narrowed=bool(only or exclude),
-            calibration=calibration,
+            calibration=None if calibration is None else partial(calibration, name),
+            settings=chosen.settings if settings is None else settings,
             many_rows=chosen.has_many_rows and _reads_whole_texts(bundle.manifest.graphs[name].signature),
             tied=tied,
         )

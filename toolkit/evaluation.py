@@ -134,11 +134,11 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
             lambda variant: metric.compute(predict_all(variant, found.test.inputs), found.test.targets),
             found.description,
         )
-        return quality, lambda: ({spec.name: part} for part in _parts(rows, _row_limit(bundle)))
+        return quality, lambda graph: ({spec.name: part} for part in _parts(rows, _row_limit(bundle)))
     if path is None:
         return _agreement(bundle, [inputs for _, inputs, _ in bundle.goldens()], "the goldens' inputs"), None
     batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
-    return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda: iter(batches)
+    return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda graph: iter(batches)
 
 
 def _agreement(bundle: Bundle, batches: list[dict[str, NDArray[Any]]], where: str) -> Quality:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from architectures.settings import parse_settings
 from exporters.quantize import Budget, QuantizeReport, quantize
 from exporters.quantizers import SCHEMES
 from runtime.bundle import MANIFEST
@@ -21,6 +22,7 @@ def quantize_path(
     scheme: str,
     only: tuple[str, ...],
     exclude: tuple[str, ...],
+    settings: tuple[str, ...],
     data: str | None,
     max_drop: float | None,
     for_size: bool,
@@ -42,6 +44,7 @@ def quantize_path(
             quality=quality,
             only=only,
             exclude=exclude,
+            settings=parse_settings(settings),
             calibration=calibration,
             budget=Budget(max_drop, for_size),
             batch=batch,

@@ -25,7 +25,9 @@ _MATRIX_PRODUCTS = ("Gemm", "MatMul")
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the float32 weights
-Calibration = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+Feeds = Mapping[str, NDArray[Any]]
+Samples = Callable[[], Iterable[Feeds]]  # what a graph is calibrated on, batch by batch, again from the start at every call
+Calibration = Callable[[str], Iterable[Feeds]]  # … of the graph of this name
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,21 @@ class NodeDecision:
 
 @dataclass(frozen=True)
 class Request:
-    """What a scheme is given: the model, the nodes it may touch, and how to see calibration data (again from the start)."""
+    """What a scheme is given: the model, the nodes it may touch, the samples to calibrate on, and its settings."""
 
     model: onnx.ModelProto
     nodes: tuple[str, ...]
     operators: tuple[str, ...]
     narrowed: bool  # the user chose operators; then only those are touched
-    calibration: Calibration | None
+    calibration: Samples | None
+    settings: Any = None  # a dataclass of the kind that the scheme has
     many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
     tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a scheme that can be done in one way only."""
 
 
 def _as_it_is(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -69,6 +77,7 @@ class Scheme:
     why_not: Callable[[onnx.NodeProto, Shapes], str | None] = _no_objection  # a node with weights that it cannot take
     takes_text: bool = False  # answers of a row do not depend on its neighbours, and several graphs share weights
     has_many_rows: bool = False  # has another form, faster on many rows at once
+    settings: Any = NoSettings()  # a frozen dataclass: what `--set key=value` can change, at its defaults
 
 
 def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -67,7 +67,7 @@ def test_every_scheme_makes_it_smaller_within_its_error(scheme: str, wide: Bundl
         tmp_path / "q.bundle",
         scheme=scheme,
         quality=agreement_with(wide),
-        calibration=samples,
+        calibration=lambda graph: samples(),
         budget=Budget(for_size=True),
         threads=1,
     )
@@ -81,7 +81,14 @@ def test_every_scheme_makes_it_smaller_within_its_error(scheme: str, wide: Bundl
     assert verify_bundle(small.root)
     assert "when it was made" in small.manifest.tolerance["model"]["y"].derived
     with pytest.raises(QuantizationRefused, match=f"already {scheme}"):
-        quantize(small, tmp_path / "r.bundle", scheme=scheme, quality=agreement_with(wide), calibration=samples, threads=1)
+        quantize(
+            small,
+            tmp_path / "r.bundle",
+            scheme=scheme,
+            quality=agreement_with(wide),
+            calibration=lambda graph: samples(),
+            threads=1,
+        )
 
 
 def test_a_quality_budget_that_is_not_met_is_refused_and_nothing_written(wide: Bundle, tmp_path: Path) -> None:
@@ -173,7 +180,7 @@ def test_a_graph_with_too_little_weight_is_refused(tmp_path: Path) -> None:
                 tmp_path / "q.bundle",
                 scheme=scheme,
                 quality=agreement_with(bundle),
-                calibration=lambda: iter(()),
+                calibration=lambda graph: iter(()),
                 threads=1,
             )
     with pytest.raises(QuantizationRefused, match="does not make it smaller"):

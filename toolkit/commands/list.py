@@ -81,10 +81,17 @@ def _entries(kind: str) -> list[dict[str, Any]]:
 
         return [{"name": item.name, "task": item.task, "description": item.description} for item in DATASETS.values()]
     if kind == "schemes":
+        from dataclasses import asdict
+
         from exporters.quantizers import SCHEMES
 
         return [
-            {"name": item.name, "calibration": item.needs_calibration, "description": item.description}
+            {
+                "name": item.name,
+                "calibration": item.needs_calibration,
+                "settings": asdict(item.settings),
+                "description": item.description,
+            }
             for item in SCHEMES.values()
         ]
     from exporters.checks import RULES

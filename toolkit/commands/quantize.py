@@ -28,6 +28,7 @@ from . import options
     metavar="OPERATOR",
     help="Leave this operator type as it is, e.g. Conv; may be given several times.",
 )
+@options.settings
 @options.data
 @click.option(
     "--max-drop",

@@ -27,8 +27,8 @@ from runtime.verify import max_error
 
 from .crossover import ROWS, crossover
 from .quantized_graphs import Converted, convert, draft, refuse_unchanged
-from .quantizers import SCHEMES
-from .quantizers.scheme import Calibration, NodeDecision
+from .quantizers import SCHEMES, scheme_for
+from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
@@ -97,6 +97,8 @@ class QuantizeReport:
         """What to try after "slower": another choice of operators if there is one, or size alone."""
         if not any("slower" in reason for reason in self.refusals):
             return ""
+        if self.scheme == "fp16" and "arithmetic" not in self.settings:
+            return "CPUs compute in float32 faster: --set arithmetic=float32 stores the weights in half and costs no time. "
         operators = sorted({node.operator for node in self.nodes if node.quantized})
         narrower = f"--only {operators[-1]}, or " if len(operators) > 1 else ""
         return f"Try {narrower}--for-size if only size matters. "
@@ -146,8 +148,8 @@ def quantize(
     progress: Callable[[str], None] = lambda step: None,
 ) -> QuantizeReport:
     """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures."""
-    _refuse_request(bundle, scheme, calibration)
-    chosen = apply_settings(SCHEMES[scheme].settings, settings or {}, kind=f"setting of {scheme}")
+    defaults = _refuse_request(bundle, scheme, calibration).settings
+    chosen = apply_settings(defaults, settings or {}, kind=f"setting of {scheme}")
     progress(f"quantizing to {scheme}")
     converted = convert(bundle, scheme, only, exclude, calibration, chosen)
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
@@ -164,7 +166,7 @@ def quantize(
             scheme=scheme,
             only=only,
             exclude=exclude,
-            settings=changed_settings(SCHEMES[scheme].settings, chosen),
+            settings=changed_settings(defaults, chosen),
             bytes_before=bundle.graph_bytes,
             bytes_after=candidate.graph_bytes,
             latency_before_us=speed.before_us,
@@ -191,15 +193,17 @@ def quantize(
     return report
 
 
-def _refuse_request(bundle: Bundle, scheme: str, calibration: Calibration | None) -> None:
+def _refuse_request(bundle: Bundle, scheme: str, calibration: Calibration | None) -> Scheme:
     if scheme not in SCHEMES:
         raise UnknownName.of("scheme", scheme, SCHEMES)
     if bundle.manifest.precision != "fp32":
         raise QuantizationRefused(
             f"{bundle.root.name} is already {bundle.manifest.precision}; quantize its fp32 parent instead"
         )
-    if SCHEMES[scheme].needs_calibration and calibration is None:
+    found = scheme_for(scheme, bundle.manifest)
+    if found.needs_calibration and calibration is None:
         raise OptionError(f"{scheme} needs samples to calibrate on; pass --data FILE")
+    return found
 
 
 def _candidate(
@@ -247,12 +251,13 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], budget: Bud
 
 
 def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
-    """Some conversions crash the process that loads them: try it in a process of its own."""
-    try:
-        variant = bundle_variant(candidate.root, name="candidate", threads=threads, past=_past(candidate))
-        bench([variant], batches=(), threads=threads, launches=1)
-    except EdgekitError as error:
-        raise QuantizationRefused(f"{scheme} gives a graph that onnxruntime cannot run: {error}") from error
+    """Some conversions crash the process that loads them: try every graph in a process of its own."""
+    for name in candidate.manifest.graphs:
+        try:
+            variant = bundle_variant(candidate.root, name=name, graph=name, threads=threads, past=_past(candidate))
+            bench([variant], batches=(), threads=threads, launches=1)
+        except EdgekitError as error:
+            raise QuantizationRefused(f"{scheme} gives a graph that onnxruntime cannot run: {error}") from error
 
 
 def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:

@@ -6,6 +6,7 @@ whole texts take that one, and a decoder comes in both: `decoder`, and `decoder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from runtime.machine import cpu_features
 from runtime.signature import GraphSignature
 
 from .graph import operators_of, read_model, requirements_of
-from .quantizers import SCHEMES
+from .quantizers import scheme_for
 from .quantizers.scheme import Calibration, NodeDecision, Request, Scheme, decide_all, with_node_names
 from .quantizers.weights import tied_tables
 from .weights import pack_graphs
@@ -36,6 +37,17 @@ class Converted:
         return replace(self, models={key: model for key, model in self.models.items() if key != name})
 
 
+@dataclass(frozen=True)
+class Part:
+    """One scheme on some nodes of a bundle. Several parts, one after the other, mix schemes."""
+
+    scheme: str
+    settings: Any = None  # None: the scheme's own
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    nodes: frozenset[str] | None = None  # by the names that decisions give them; None: all that the scheme can take
+
+
 def convert(
     bundle: Bundle,
     scheme: str,
@@ -44,32 +56,69 @@ def convert(
     calibration: Calibration | None = None,
     settings: Any = None,
 ) -> Converted:
-    chosen = SCHEMES[scheme]
-    originals = {name: chosen.prepare(with_node_names(read_model(bundle.graph_path(name)))) for name in bundle.manifest.graphs}
-    decisions = decide_all(chosen, originals, only, exclude)
-    tied = tied_tables(originals.values()) if chosen.takes_text else frozenset()
-    models: dict[str, onnx.ModelProto] = {}
-    for name, model in originals.items():
-        quantized = [decision for decision in decisions[name] if decision.quantized]
+    return convert_parts(bundle, (Part(scheme, settings, only, exclude),), calibration)
+
+
+def convert_parts(bundle: Bundle, parts: Sequence[Part], calibration: Calibration | None = None) -> Converted:
+    models = {name: with_node_names(read_model(bundle.graph_path(name))) for name in bundle.manifest.graphs}
+    known: dict[str, NodeDecision] = {}
+    for part in parts:
+        scheme = scheme_for(part.scheme, bundle.manifest)
+        models = {name: scheme.prepare(model) for name, model in models.items()}
+        decisions = decisions_of(bundle, scheme, models, part)
+        models = _with_part(bundle, part, scheme, models, decisions, calibration)
+        for of_graph in decisions.values():
+            for label, decision in of_graph.items():
+                if label not in known or not known[label].quantized:
+                    known[label] = replace(decision, node=label)
+    return Converted(models, tuple(known.values()))
+
+
+def decisions_of(
+    bundle: Bundle, scheme: Scheme, models: Mapping[str, onnx.ModelProto], part: Part
+) -> dict[str, dict[str, NodeDecision]]:
+    """Graph → what a report calls a node → whether this part takes it, and why."""
+    originals = {name: model for name, model in models.items() if name in bundle.manifest.graphs}
+    several = len(originals) > 1
+    found: dict[str, dict[str, NodeDecision]] = {}
+    for name, decisions in decide_all(scheme, originals, part.only, part.exclude).items():
+        found[name] = {}
+        for decision in decisions:
+            label = f"{name}: {decision.node}" if several else decision.node
+            left = decision.quantized and part.nodes is not None and label not in part.nodes
+            found[name][label] = replace(decision, quantized=False, reason="left out") if left else decision
+    return found
+
+
+def _with_part(
+    bundle: Bundle,
+    part: Part,
+    scheme: Scheme,
+    models: Mapping[str, onnx.ModelProto],
+    decisions: Mapping[str, Mapping[str, NodeDecision]],
+    calibration: Calibration | None,
+) -> dict[str, onnx.ModelProto]:
+    tied = tied_tables(models.values()) if scheme.takes_text else frozenset()
+    made = dict(models)
+    for name, model in models.items():
+        source = DECODER if name == MANY else name
+        quantized = [decision for decision in decisions[source].values() if decision.quantized]
         if not quantized:
-            models[name] = model
             continue
         request = Request(
             model=model,
             nodes=tuple(decision.node for decision in quantized),
             operators=tuple(sorted({decision.operator for decision in quantized})),
-            narrowed=bool(only or exclude),
-            calibration=None if calibration is None else partial(calibration, name),
-            settings=chosen.settings if settings is None else settings,
-            many_rows=chosen.has_many_rows and _reads_whole_texts(bundle.manifest.graphs[name].signature),
+            narrowed=bool(part.only or part.exclude or part.nodes is not None),
+            calibration=None if calibration is None else partial(calibration, source),
+            settings=scheme.settings if part.settings is None else part.settings,
+            many_rows=scheme.has_many_rows and (name == MANY or _reads_whole_texts(bundle.manifest.graphs[name].signature)),
             tied=tied,
         )
-        models[name] = _apply(chosen, request)
-        if name == DECODER and chosen.has_many_rows:
-            models[MANY] = _apply(chosen, replace(request, many_rows=True))
-    several = len(originals) > 1
-    nodes = (replace(item, node=f"{name}: {item.node}") if several else item for name in decisions for item in decisions[name])
-    return Converted(models, tuple(nodes))
+        made[name] = _apply(scheme, request)
+        if name == DECODER and scheme.has_many_rows and MANY not in models:
+            made[MANY] = _apply(scheme, replace(request, many_rows=True))
+    return made
 
 
 def _apply(scheme: Scheme, request: Request) -> onnx.ModelProto:

@@ -42,6 +42,7 @@ from .training import loop
 from .training.recipe import load_recipe, recipe_names
 
 _SAMPLES = 5
+_USUAL_SCHEMES = ("int8-dynamic", "int8-static", "fp16")
 
 Progress = Callable[[str], None]
 
@@ -165,7 +166,7 @@ def _quantize_all(
     progress: Progress,
 ) -> tuple[list[VariantResult], list[QuantizeReport]]:
     """Every scheme on the whole graph; where that is refused, on one operator type alone, the heaviest first."""
-    usual = {name: scheme for name, scheme in SCHEMES.items() if not scheme.takes_text}  # those for text must be asked for
+    usual = {name: SCHEMES[name] for name in _USUAL_SCHEMES}  # others must be asked for
     applicable = [name for name, scheme in usual.items() if calibration is not None or not scheme.needs_calibration]
     results: list[VariantResult] = []
     attempts: list[QuantizeReport] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from architectures.settings import parse_settings
 from exporters.quantize import Budget, QuantizeReport, quantize
-from exporters.quantizers import SCHEMES
+from exporters.quantizers import SCHEMES, scheme_for
 from runtime.bundle import MANIFEST
 from runtime.files import refuse_existing
 
@@ -33,8 +33,8 @@ def quantize_path(
 ) -> QuantizeReport:
     refuse_existing(Path(output), force=force, marker=MANIFEST)
     with opened(path, progress) as bundle:
-        if scheme in SCHEMES and not SCHEMES[scheme].takes_text:
-            on_text = ", ".join(name for name, other in SCHEMES.items() if other.takes_text)
+        if scheme in SCHEMES and not scheme_for(scheme, bundle.manifest).takes_text:
+            on_text = ", ".join(name for name in SCHEMES if scheme_for(name, bundle.manifest).takes_text)
             refuse_text(bundle, scheme, f"use a scheme for text: {on_text}")
         quality, calibration = quality_for(bundle, data)
         return quantize(

@@ -22,6 +22,7 @@ _FEWEST_WEIGHTS = (
     1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
 )
 _MATRIX_PRODUCTS = ("Gemm", "MatMul")
+HALVES = ("fp16", "bf16")  # schemes that convert no input
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the float32 weights
@@ -131,7 +132,7 @@ def _decisions(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], ex
             reason = f"{scheme.name} has no quantized form of {node.op_type}"
         elif (only and node.op_type not in only) or node.op_type in exclude:
             reason = "left out by --only" if only else "left out by --exclude"
-        elif weights < _FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name != "fp16":
+        elif weights < _FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name not in HALVES:
             reason = f"{weights} weights are too few to pay for converting its input"
         elif objection := scheme.why_not(node, shapes):
             reason = objection

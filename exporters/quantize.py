@@ -20,19 +20,19 @@ from runtime.errors import EdgekitError, OptionError, QuantizationRefused, Unkno
 from runtime.feeds import natural_batch
 from runtime.metrics import Metric
 from runtime.session import Session
-from runtime.signature import GraphSignature
 from runtime.state import specified
 from runtime.statistics import Estimate
 from runtime.verify import max_error
 
 from .crossover import ROWS, crossover
-from .quantized_graphs import Converted, convert, draft, refuse_unchanged
+from .quantized_graphs import Converted, Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
 _TOLERANCE_MARGIN = 2.0
+MIXED = "mixed"  # the precision of a bundle that several schemes made
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Quality:
 class Budget:
     max_drop: float | None = None  # in percent; None: the metric's own default
     for_size: bool = False  # a slower result is acceptable, and a second form of a decoder for the sake of speed is not
+    max_bytes: int | None = None  # of all graphs
+    max_us: float | None = None  # of one call at the batch size that is timed
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,27 @@ def quantize(
     exclude: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
+    **options: Any,
+) -> QuantizeReport:
+    """One scheme on all that it can take, or on the operators that are chosen. `options` are those of `quantize_parts`."""
+    defaults = _refuse_request(bundle, scheme, calibration).settings
+    chosen = apply_settings(defaults, settings or {}, kind=f"setting of {scheme}")
+    part = Part(scheme, chosen, only, exclude)
+    changed = changed_settings(defaults, chosen)
+    return quantize_parts(
+        bundle, target, (part,), scheme=scheme, settings=changed, quality=quality, calibration=calibration, **options
+    )
+
+
+def quantize_parts(
+    bundle: Bundle,
+    target: str | Path,
+    parts: tuple[Part, ...],
+    *,
+    scheme: str,
+    settings: Mapping[str, Any] | None = None,
+    quality: Quality,
+    calibration: Calibration | None = None,
     budget: Budget | None = None,
     batch: int | None = None,
     threads: int,
@@ -148,25 +171,22 @@ def quantize(
     progress: Callable[[str], None] = lambda step: None,
 ) -> QuantizeReport:
     """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures."""
-    defaults = _refuse_request(bundle, scheme, calibration).settings
-    chosen = apply_settings(defaults, settings or {}, kind=f"setting of {scheme}")
+    budget = budget or Budget()
     progress(f"quantizing to {scheme}")
-    converted = convert(bundle, scheme, only, exclude, calibration, chosen)
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
-        if budget is not None and budget.for_size:
-            converted = converted.without(MANY)
-        candidate, files, notes = _candidate(bundle, converted, scheme, threads, Path(folder), progress)
+        made = built(bundle, parts, calibration, threads, Path(folder), budget.for_size, progress)
+        candidate, notes = made.bundle, made.notes
         progress("measuring latency against the original")
-        speed = measure_speed(bundle, candidate, natural_batch(_timed_signature(bundle)) if batch is None else batch, threads)
+        speed = measure_speed(bundle, candidate, timed_batch(bundle) if batch is None else batch, threads)
         progress(f"measuring {quality.metric.name} on {quality.data}")
         scores = (quality.measure(bundle), quality.measure(candidate))
         if quality.details is not None:
             notes = (quality.details(candidate), *notes)
         report = QuantizeReport(
             scheme=scheme,
-            only=only,
-            exclude=exclude,
-            settings=changed_settings(defaults, chosen),
+            only=parts[0].only,
+            exclude=parts[0].exclude,
+            settings=settings or {},
             bytes_before=bundle.graph_bytes,
             bytes_after=candidate.graph_bytes,
             latency_before_us=speed.before_us,
@@ -180,16 +200,16 @@ def quantize(
             metric_data=quality.data,
             metric_before=scores[0],
             metric_after=scores[1],
-            nodes=converted.nodes,
+            nodes=made.converted.nodes,
             notes=notes,
-            **judge(speed, quality.metric, scores, budget or Budget()),
+            **judge(speed, quality.metric, scores, candidate.graph_bytes, budget),
         )
         if not report:
             raise MeasuredRefusal(report)
         step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
         lineage = lineage_step("quantize", bundle, **step)
         final = replace(candidate.manifest, lineage=lineage, tolerance=_tolerance(candidate, scheme))
-        write_bundle(target, final, files, force=force)
+        write_bundle(target, final, made.files, force=force)
     return report
 
 
@@ -206,16 +226,36 @@ def _refuse_request(bundle: Bundle, scheme: str, calibration: Calibration | None
     return found
 
 
-def _candidate(
-    bundle: Bundle, converted: Converted, scheme: str, threads: int, folder: Path, progress: Callable[[str], None]
-) -> tuple[Bundle, dict[str, bytes | Path], tuple[str, ...]]:
-    """The quantized bundle before it is judged, its files, and what there is to say about it."""
+@dataclass(frozen=True)
+class Made:
+    """A quantized bundle before it is judged."""
+
+    bundle: Bundle
+    files: Mapping[str, bytes | Path]
+    converted: Converted
+    notes: tuple[str, ...]
+
+
+def built(
+    bundle: Bundle,
+    parts: tuple[Part, ...],
+    calibration: Calibration | None,
+    threads: int,
+    folder: Path,
+    for_size: bool,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Made:
+    """What the parts make of `bundle`, written into `folder`; refused if that is nothing, or does not run."""
+    converted = convert_parts(bundle, parts, calibration)
+    if for_size:
+        converted = converted.without(MANY)
+    scheme = parts[0].scheme if len(parts) == 1 else MIXED
     manifest, files = draft(bundle, converted, scheme)
     candidate = write_bundle(folder / "candidate.bundle", manifest, files)
     refuse_unchanged(bundle, candidate, converted, scheme)
     _refuse_unrunnable(candidate, scheme, threads)
     if MANY not in converted.models:
-        return candidate, files, ()
+        return Made(candidate, files, converted, ())
     progress("measuring the form for many rows")
     rows = crossover(candidate, threads)
     if rows is None:
@@ -224,15 +264,15 @@ def _candidate(
     else:
         manifest = replace(manifest, generation={**(manifest.generation or {}), "many_rows_from": rows})
         note = f"{MANY} is the faster form of the decoder from {rows} rows on"
-    return write_bundle(folder / "final.bundle", manifest, files), files, (note,)
+    return Made(write_bundle(folder / "final.bundle", manifest, files), files, converted, (note,))
 
 
-def _timed_signature(bundle: Bundle) -> GraphSignature:
-    """Of the graph that is timed: the only one, or the decoder."""
-    return bundle.graph(None if len(bundle.manifest.graphs) == 1 else DECODER)[1].signature
+def timed_batch(bundle: Bundle) -> int:
+    """The natural batch of the graph that is timed: the only one, or the decoder."""
+    return natural_batch(bundle.graph(None if len(bundle.manifest.graphs) == 1 else DECODER)[1].signature)
 
 
-def judge(speed: Speed, metric: Metric, scores: tuple[float, float], budget: Budget) -> dict[str, Any]:
+def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, budget: Budget) -> dict[str, Any]:
     """The drop, what was allowed, and the reasons to refuse: none if it may be kept."""
     drop = metric.drop(*scores)
     allowed = metric.default_budget if budget.max_drop is None else budget.max_drop
@@ -247,6 +287,10 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], budget: Bud
             f"{ratio.median:.2f} times slower (95 % interval {ratio.low:.2f}–{ratio.high:.2f}; "
             f"this machine's noise reaches {limit:.2f})"
         )
+    if budget.max_bytes is not None and size > budget.max_bytes:
+        refusals.append(f"it has {size:,} bytes, more than the {budget.max_bytes:,} that --max-size allows")
+    if budget.max_us is not None and speed.after_us > budget.max_us:
+        refusals.append(f"it takes {speed.after_us:.0f} µs, more than the {budget.max_us:.0f} that --max-latency allows")
     return {"drop": drop, "max_drop": allowed, "refusals": tuple(refusals)}
 
 
@@ -254,7 +298,7 @@ def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
     """Some conversions crash the process that loads them: try every graph in a process of its own."""
     for name in candidate.manifest.graphs:
         try:
-            variant = bundle_variant(candidate.root, name=name, graph=name, threads=threads, past=_past(candidate))
+            variant = bundle_variant(candidate.root, name=name, graph=name, threads=threads, past=past_of(candidate))
             bench([variant], batches=(), threads=threads, launches=1)
         except EdgekitError as error:
             raise QuantizationRefused(f"{scheme} gives a graph that onnxruntime cannot run: {error}") from error
@@ -263,7 +307,7 @@ def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
 def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
     """Interleaved timing of the candidate, the original, and the original again as a control."""
     bundles = (("original", before), ("control", before), ("candidate", after))
-    variants = [bundle_variant(bundle.root, name=name, threads=threads, past=_past(bundle)) for name, bundle in bundles]
+    variants = [bundle_variant(bundle.root, name=name, threads=threads, past=past_of(bundle)) for name, bundle in bundles]
     for launches in (3, 6):
         report = bench(variants, batches=(batch,), threads=threads, launches=launches)
         ratio, noise = report.timing("candidate", batch).ratio, report.timing("control", batch).ratio
@@ -275,7 +319,7 @@ def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Sp
     return Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads)  # by the paired ratio: medians alone drift
 
 
-def _past(bundle: Bundle) -> int:
+def past_of(bundle: Bundle) -> int:
     """Tokens before the step that is timed: the usual number, or as many as leave a position."""
     longest = (bundle.manifest.generation or {}).get("longest")
     return DEFAULT_PAST if longest is None else min(DEFAULT_PAST, longest - 1)

@@ -6,7 +6,7 @@ whole texts take that one, and a decoder comes in both: `decoder`, and `decoder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,33 +60,42 @@ def convert(
 
 
 def convert_parts(bundle: Bundle, parts: Sequence[Part], calibration: Calibration | None = None) -> Converted:
+    """Every node goes to the first part that takes it."""
     models = {name: with_node_names(read_model(bundle.graph_path(name))) for name in bundle.manifest.graphs}
-    known: dict[str, NodeDecision] = {}
-    for part in parts:
-        scheme = scheme_for(part.scheme, bundle.manifest)
+    schemes = [scheme_for(part.scheme, bundle.manifest) for part in parts]
+    for scheme in schemes:
         models = {name: scheme.prepare(model) for name, model in models.items()}
-        decisions = decisions_of(bundle, scheme, models, part)
-        models = _with_part(bundle, part, scheme, models, decisions, calibration)
+    known: dict[str, NodeDecision] = {}
+    work = []
+    for part, scheme in zip(parts, schemes, strict=True):
+        decisions = decisions_of(models, scheme, part, {label for label, decision in known.items() if decision.quantized})
+        work.append((part, scheme, decisions))
         for of_graph in decisions.values():
             for label, decision in of_graph.items():
                 if label not in known or not known[label].quantized:
                     known[label] = replace(decision, node=label)
+    for part, scheme, decisions in sorted(work, key=lambda item: _turn(item[1])):
+        models = _with_part(bundle, part, scheme, models, decisions, calibration)
     return Converted(models, tuple(known.values()))
 
 
+def _turn(scheme: Scheme) -> int:
+    """onnxruntime's own quantizers go first: they do not know the operators that the others make."""
+    return ("int8-static", "int8-dynamic", scheme.name).index(scheme.name)
+
+
 def decisions_of(
-    bundle: Bundle, scheme: Scheme, models: Mapping[str, onnx.ModelProto], part: Part
+    models: Mapping[str, onnx.ModelProto], scheme: Scheme, part: Part, taken: Collection[str]
 ) -> dict[str, dict[str, NodeDecision]]:
     """Graph → what a report calls a node → whether this part takes it, and why."""
-    originals = {name: model for name, model in models.items() if name in bundle.manifest.graphs}
-    several = len(originals) > 1
+    several = len(models) > 1
     found: dict[str, dict[str, NodeDecision]] = {}
-    for name, decisions in decide_all(scheme, originals, part.only, part.exclude).items():
+    for name, decisions in decide_all(scheme, models, part.only, part.exclude).items():
         found[name] = {}
         for decision in decisions:
             label = f"{name}: {decision.node}" if several else decision.node
-            left = decision.quantized and part.nodes is not None and label not in part.nodes
-            found[name][label] = replace(decision, quantized=False, reason="left out") if left else decision
+            left = decision.quantized and (label in taken or (part.nodes is not None and label not in part.nodes))
+            found[name][label] = replace(decision, quantized=False, reason="left out", scheme=None) if left else decision
     return found
 
 
@@ -146,7 +155,7 @@ def draft(bundle: Bundle, converted: Converted, scheme: str) -> tuple[Manifest, 
         GoldenEntry(name, golden.file) for name, source in sources.items() for golden in old.goldens if golden.graph == source
     ]
     requirements = requirements_of(*converted.models.values())
-    if scheme.startswith("int8"):
+    if any(node.scheme is not None and node.scheme.startswith("int8") for node in converted.nodes):
         requirements["cpu_features"] = [feature for feature in cpu_features() if feature in _INT8_FEATURES]
     replaced = {name for graph in old.graphs.values() for name in (graph.file, *graph.weights)}
     others: dict[str, bytes | Path] = {name: bundle.root / name for name in old.files if name not in replaced}

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from architectures.settings import parse_settings
-from exporters.quantize import Budget, QuantizeReport, quantize
+from exporters.quantize import Budget, QuantizeReport, quantize, timed_batch
 from exporters.quantizers import SCHEMES, scheme_for
-from runtime.bundle import MANIFEST
+from exporters.search import AUTO, SearchReport, search
+from runtime.bench import bench, bundle_variant
+from runtime.bundle import MANIFEST, Bundle
+from runtime.errors import OptionError, UnknownName
 from runtime.files import refuse_existing
 
 from .evaluation import quality_for
 from .opening import opened, refuse_text
+
+_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_TIMES = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows, as it was written: sizes and times are absolute ("2 MB", "5ms") or shares ("0.3x")."""
+
+    max_drop: float | None = None
+    max_size: str | None = None
+    max_latency: str | None = None
+    for_size: bool = False
+
+    def budget(self, bundle: Bundle, batch: int | None, threads: int) -> Budget:
+        size = limit_of("--max-size", self.max_size, _SIZES, lambda: bundle.graph_bytes)
+        time = limit_of("--max-latency", self.max_latency, _TIMES, lambda: _latency_us(bundle, batch, threads))
+        return Budget(self.max_drop, self.for_size, None if size is None else int(size), time)
+
+
+def limit_of(option: str, text: str | None, units: Mapping[str, float], whole: Callable[[], float]) -> float | None:
+    """ "2.5MB" → 2500000.0; "0.3x" → three tenths of the original's."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(\w+)\s*", text)
+    number, unit = (float(found[1]), found[2].lower()) if found else (0.0, "")
+    if number <= 0 or (unit != "x" and unit not in units):
+        known = ", ".join(f"3{name}" for name in units)
+        raise OptionError(f"{option} {text!r} is not understood; write a number with a unit ({known}) or a share such as 0.3x")
+    return number * (whole() if unit == "x" else units[unit])
 
 
 def quantize_path(
@@ -24,31 +60,40 @@ def quantize_path(
     exclude: tuple[str, ...],
     settings: tuple[str, ...],
     data: str | None,
-    max_drop: float | None,
-    for_size: bool,
+    limits: Limits,
+    seconds: float | None,
     batch: int | None,
     threads: int,
     force: bool,
     progress: Callable[[str], None],
-) -> QuantizeReport:
+) -> QuantizeReport | SearchReport:
     refuse_existing(Path(output), force=force, marker=MANIFEST)
+    if scheme not in (AUTO, *SCHEMES):
+        raise UnknownName.of("scheme", scheme, [*SCHEMES, AUTO])
+    if scheme == AUTO and (only or exclude or settings):
+        raise OptionError("--scheme auto chooses operators and settings itself; leave out --only, --exclude and --set")
+    if scheme != AUTO and seconds is not None:
+        raise OptionError(f"--time is for --scheme auto, and {scheme} takes as long as it takes; leave it out")
     with opened(path, progress) as bundle:
-        if scheme in SCHEMES and not scheme_for(scheme, bundle.manifest).takes_text:
+        if scheme != AUTO and not scheme_for(scheme, bundle.manifest).takes_text:
             on_text = ", ".join(name for name in SCHEMES if scheme_for(name, bundle.manifest).takes_text)
             refuse_text(bundle, scheme, f"use a scheme for text: {on_text}")
         quality, calibration = quality_for(bundle, data)
-        return quantize(
-            bundle,
-            output,
-            scheme=scheme,
-            quality=quality,
-            only=only,
-            exclude=exclude,
-            settings=parse_settings(settings),
-            calibration=calibration,
-            budget=Budget(max_drop, for_size),
-            batch=batch,
-            threads=threads,
-            force=force,
-            progress=progress,
-        )
+        budget = limits.budget(bundle, batch, threads)
+        common: dict[str, Any] = {
+            "quality": quality,
+            "calibration": calibration,
+            "budget": budget,
+            "batch": batch,
+            "threads": threads,
+        }
+        if scheme == AUTO:
+            return search(bundle, output, seconds=seconds, force=force, progress=progress, **common)
+        chosen: dict[str, Any] = {"only": only, "exclude": exclude, "settings": parse_settings(settings)}
+        return quantize(bundle, output, scheme=scheme, force=force, progress=progress, **chosen, **common)
+
+
+def _latency_us(bundle: Bundle, batch: int | None, threads: int) -> float:
+    size = timed_batch(bundle) if batch is None else batch
+    variant = bundle_variant(bundle.root, name="original", threads=threads)
+    return bench([variant], batches=(size,), threads=threads, launches=1).timing("original", size).latency.median

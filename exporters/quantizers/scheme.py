@@ -38,6 +38,7 @@ class NodeDecision:
     weights: int
     quantized: bool
     reason: str
+    scheme: str | None = None  # that took it
 
 
 @dataclass(frozen=True)
@@ -136,5 +137,6 @@ def _decisions(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], ex
             reason = f"{weights} weights are too few to pay for converting its input"
         elif objection := scheme.why_not(node, shapes):
             reason = objection
-        decisions.append(NodeDecision(node.name, node.op_type, weights, reason == "chosen", reason))
+        taken = reason == "chosen"
+        decisions.append(NodeDecision(node.name, node.op_type, weights, taken, reason, scheme.name if taken else None))
     return decisions

@@ -108,7 +108,7 @@ def test_a_quality_budget_that_is_not_met_is_refused_and_nothing_written(wide: B
 
 def kept(ratio: Estimate, noise: Estimate = EVEN, budget: Budget | None = None, after: float = 90.0) -> bool:
     speed = Speed(ratio, noise, 100.0, 100.0 * ratio.median, 1, 1)
-    return not judge(speed, METRICS["classification"], (90.0, after), budget or Budget())["refusals"]
+    return not judge(speed, METRICS["classification"], (90.0, after), 1000, budget or Budget())["refusals"]
 
 
 def test_slower_means_slower_than_the_machines_own_noise() -> None:

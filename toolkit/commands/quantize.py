@@ -17,7 +17,7 @@ from . import options
     "--scheme",
     required=True,
     metavar="NAME",
-    help="int8-dynamic, int8-static, fp16, int8-weights or int4-weights; networks on text take the last two.",
+    help="int8-dynamic, int8-static, fp16, bf16, int8-weights, int4-weights, or auto: the best mix, found by measuring.",
 )
 @click.option(
     "--only", multiple=True, metavar="OPERATOR", help="Quantize this operator type only, e.g. Gemm; may be given several times."
@@ -37,6 +37,10 @@ from . import options
     help="Largest loss of quality, in percent: points of accuracy, or relative growth of an error.  "
     "[default: 0.5 for accuracy, 2 for mse, 5 for agreement and for likelihood]",
 )
+@click.option("--max-size", metavar="X", help="Largest result, e.g. 2MB, or 0.3x of the original.")
+@click.option("--max-latency", metavar="X", help="Longest call, e.g. 5ms, or 0.5x of the original's.")
+@click.option("--time", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="auto: stop trying after so long.")
+@click.option("--report", metavar="FILE", help="auto: write what was tried, with a plot, as an HTML page.")
 @click.option(
     "--for-size", is_flag=True, help="Keep a result that is slower, and no second form of a decoder: only size matters."
 )
@@ -44,7 +48,19 @@ from . import options
 @options.threads
 @options.force
 @options.as_json
-def quantize(path: str, output: str, scheme: str, as_json: bool, threads: int | None, **choices: Any) -> int:
+def quantize(
+    path: str,
+    output: str,
+    scheme: str,
+    as_json: bool,
+    threads: int | None,
+    max_drop: float | None,
+    max_size: str | None,
+    max_latency: str | None,
+    for_size: bool,
+    report: str | None,
+    **choices: Any,
+) -> int:
     """Make a bundle smaller; kept only if it measurably wins.
 
     The result is timed against the original and its quality measured. It is
@@ -56,30 +72,75 @@ def quantize(path: str, output: str, scheme: str, as_json: bool, threads: int | 
       edgekit quantize lenet.bundle --scheme int8-static -o q.bundle
       edgekit quantize lenet.bundle --scheme int8-static --only Gemm -o q.bundle
       edgekit quantize gpt.bundle --scheme int8-weights -o q.bundle
+      edgekit quantize gpt.bundle --scheme auto --report tried.html -o q.bundle
     """
     from exporters.quantize import MeasuredRefusal
+    from exporters.search import AUTO, SearchReport
+    from runtime.errors import OptionError
 
-    from ..quantization import quantize_path
+    from ..quantization import Limits, quantize_path
 
+    if report is not None and scheme != AUTO:
+        raise OptionError(f"--report is for --scheme auto; {scheme} prints all there is to say")
+    limits = Limits(max_drop, max_size, max_latency, for_size)
+    count = options.thread_count(threads)
     try:
-        report = quantize_path(path, output, scheme=scheme, threads=options.thread_count(threads), progress=note, **choices)
+        found = quantize_path(path, output, scheme=scheme, limits=limits, threads=count, progress=note, **choices)
     except MeasuredRefusal as refusal:
         if as_json:
             print_json(refusal.report.to_json())
         else:
             say(_table(refusal.report))
         raise
+    if report is not None and isinstance(found, SearchReport):
+        _write_page(found, path, report)
     if as_json:
-        print_json(report.to_json())
+        print_json(found.to_json())
+    elif isinstance(found, SearchReport):
+        _say_search(found, output)
     else:
-        say(_table(report))
-        for text in report.notes:
-            say(text)
-        for item in report.nodes:
-            if not item.quantized:
-                say(f"left in fp32: {item.node} ({item.operator}): {item.reason}")
-        say(f"bundle: {output}")
+        _say(found, found.nodes, output)
     return 0
+
+
+def _say(report: Any, nodes: Any, output: str) -> None:
+    say(_table(report))
+    for text in report.notes:
+        say(text)
+    for item in nodes:
+        if not item.quantized:
+            say(f"left in fp32: {item.node} ({item.operator}): {item.reason}")
+    say(f"bundle: {output}")
+
+
+def _say_search(found: Any, output: str) -> None:
+    from ..benchmark import ratio_text
+
+    unit = found.report.unit
+    rows = []
+    for item in sorted(found.tried, key=lambda item: (item.problem is not None, item.ratio.median, item.bytes)):
+        if item.problem is not None:
+            rows.append([item.label, "–", "–", "–", "cannot be used"])
+            continue
+        mark = "chosen" if item.label == found.chosen else "front" if item.label in found.front else ""
+        score = f"{number_text(item.score)} {unit}".strip()
+        rows.append([item.label, size_text(item.bytes), f"x{ratio_text(item.ratio)}", score, mark])
+    say(table(["tried", "size", "latency", found.report.metric, ""], rows))
+    for item in found.tried:
+        if item.problem is not None:
+            say(f"{item.label}: {item.problem}")
+    if not found.complete:
+        say("time was up before everything had been tried")
+    _say(found.report, found.nodes, output)
+
+
+def _write_page(found: Any, path: str, target: str) -> None:
+    from pathlib import Path
+
+    from ..report.search_page import render_search
+
+    Path(target).write_text(render_search(found, Path(path).name.removesuffix(".bundle")), encoding="utf-8")
+    note(f"report: {target}")
 
 
 def _table(report: Any) -> str:

@@ -11,23 +11,36 @@ from .plot import Point, draw
 _HERE = Path(__file__).resolve().parent
 
 
-def render(report: Any, output: Path) -> str:
-    """The whole page as text. `output` is the folder it will lie in, for the commands it shows."""
+def environment() -> Any:
+    """Where templates are found, and how they write figures."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    found = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"size": size_text, "time": time_text, "estimate": _estimate, "number": _number}
+    found.filters |= {"size": size_text, "time": time_text, "estimate": _estimate, "number": _number}
+    return found
+
+
+def style() -> str:
+    return (_HERE / "page.css").read_text(encoding="utf-8")
+
+
+def render(report: Any, output: Path) -> str:
+    """The whole page as text. `output` is the folder it will lie in, for the commands it shows."""
     winner = report.variant(report.winner)
-    return environment.get_template("page.html").render(
-        report=report,
-        winner=winner,
-        fp32=report.variant("fp32"),
-        output=str(output),
-        plot=draw(_points(report), time_text, size_text),
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        machine=report.bench["machine"],
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            report=report,
+            winner=winner,
+            fp32=report.variant("fp32"),
+            output=str(output),
+            plot=draw(_points(report), time_text, size_text),
+            style=style(),
+            machine=report.bench["machine"],
+        )
     )
 
 

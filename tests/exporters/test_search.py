@@ -1,0 +1,191 @@
+"""`--scheme auto`. Latencies are made up here from what a graph holds: whether int8 is faster is this machine's affair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from exporters.adopt import adopt
+from exporters.candidates import Laboratory, Measured
+from exporters.graph import read_model
+from exporters.quantize import Budget, Quality, Speed
+from exporters.quantized_graphs import Part, convert_parts
+from exporters.search import SearchReport, front, search
+from exporters.sensitivity import sensitivity
+from runtime.bundle import Bundle
+from runtime.errors import QuantizationRefused
+from runtime.metrics import METRICS
+from runtime.session import Session
+from runtime.statistics import Estimate
+from runtime.verify import verify_bundle
+
+from ..helpers import make_model, save
+
+WIDTH = 64
+
+
+def three_products(outlier: bool) -> onnx.ModelProto:
+    """With `outlier` the second weight has one that is so large that int8 loses all the others."""
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for name in "abc"}
+    if outlier:
+        weights["b"][:, 0] = 300.0
+    nodes = []
+    for name, read, made in (("a", "x", "h"), ("b", "g", "i"), ("c", "i", "y")):
+        nodes.append(onnx.helper.make_node("MatMul", [read, name], [made], name=f"product.{name}"))
+        if name == "a":
+            nodes.append(onnx.helper.make_node("Relu", ["h"], ["g"], name="relu"))
+    shape = (TensorProto.FLOAT, ["batch", WIDTH])
+    return make_model(nodes, weights, inputs={"x": shape}, outputs={"y": shape})
+
+
+def samples() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).standard_normal((32, WIDTH)).astype(np.float32)}
+
+
+def bundle_of(folder: Path, *, outlier: bool = False) -> Bundle:
+    return adopt(save(three_products(outlier), folder / "net.onnx"), folder / "net.bundle").bundle
+
+
+def agreement_with(bundle: Bundle) -> Quality:
+    def answer(variant: Bundle) -> Any:
+        return Session(variant.graph_path(), variant.graph()[1].signature, device="cpu").run(samples())["y"]
+
+    reference = answer(bundle)
+    return Quality(METRICS["tensors"], lambda variant: METRICS["tensors"].compute(answer(variant), reference), "samples")
+
+
+def made_up_latency(bundle: Bundle) -> float:
+    """A product in float32 takes 1, in int8 0.4, in 4 bits 0.6; stored in 16 bits it is float32 again."""
+    cost = {"MatMul": 1.0, "Gemm": 1.0, "MatMulInteger": 0.4, "MatMulNBits": 0.6, "QLinearMatMul": 0.4}
+    return sum(cost.get(node.op_type, 0.0) for node in read_model(bundle.graph_path()).graph.node)
+
+
+@pytest.fixture(autouse=True)
+def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def estimate(before: Bundle, after: Bundle) -> Estimate:
+        ratio = made_up_latency(after) / made_up_latency(before)
+        return Estimate(ratio, ratio * 0.999, ratio * 1.001)
+
+    def race(self: Laboratory, bundles: Sequence[Bundle], **ignored: int) -> list[Estimate]:
+        return [estimate(self.setting.bundle, bundle) for bundle in bundles]
+
+    def speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
+        ratio = estimate(before, after)
+        return Speed(ratio, Estimate(1.0, 0.99, 1.01), 100.0, 100.0 * ratio.median, batch, threads)
+
+    monkeypatch.setattr(Laboratory, "race", race)
+    monkeypatch.setattr("exporters.quantize.measure_speed", speed)
+    monkeypatch.setattr("exporters.quantize._refuse_unrunnable", lambda *_: None)  # a process for each takes long
+
+
+def searched(bundle: Bundle, target: Path, **options: Any) -> SearchReport:
+    options = {"calibration": lambda graph: iter([samples()]), "quality": agreement_with(bundle), "threads": 1} | options
+    return search(bundle, target, **options)
+
+
+def test_the_best_within_the_budget_is_written_and_verifies(tmp_path: Path) -> None:
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert found.report
+    assert found.report.drop <= 3.0
+    fitting = [item for item in found.tried if item.problem is None and item.drop <= 3.0]
+    fastest = min(item.ratio.median for item in fitting)
+    assert found.report.latency_ratio.median <= fastest * 1.03
+    assert verify_bundle(Bundle.open(tmp_path / "q.bundle"))
+    assert found.chosen in found.front
+    assert not list(tmp_path.glob("*.search.json"))
+
+
+def test_for_size_the_smallest_is_chosen(tmp_path: Path) -> None:
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=25.0, for_size=True))
+    fitting = [item for item in found.tried if item.problem is None and item.drop <= 25.0]
+    assert found.report.bytes_after <= min(item.bytes for item in fitting) * 1.005
+
+
+def test_a_node_that_costs_too_much_is_left_out_and_the_rest_is_quantized(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, outlier=True)
+    errors = sensitivity(bundle, Part("int8-static"), ["product.a", "product.b", "product.c"], lambda graph: iter([samples()]))
+    assert max(errors, key=lambda label: errors[label]) == "product.b"
+    alone = {item.label: item for item in searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=4.0)).tried}
+    assert any("without" in label and item.drop <= 4.0 for label, item in alone.items())
+
+
+def test_every_node_has_its_scheme_and_a_reason(tmp_path: Path) -> None:
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert {node.node for node in found.nodes} >= {"product.a", "product.b", "product.c"}
+    assert all(node.reason for node in found.nodes)
+    assert all(node.scheme for node in found.nodes if node.quantized)
+
+
+def test_a_budget_that_nothing_meets_is_refused_with_the_nearest_miss(tmp_path: Path) -> None:
+    with pytest.raises(
+        QuantizationRefused, match=r"nothing of \d+ that were measured is within the budget; the nearest miss is"
+    ):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=0.5, max_bytes=100))
+    assert not (tmp_path / "q.bundle").exists()
+
+
+def test_a_search_that_was_cut_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = bundle_of(tmp_path)
+    measured: list[str] = []
+    original = Laboratory._measured
+
+    def cut(self: Laboratory, candidate: Any) -> Measured:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(candidate.label)
+        return original(self, candidate)
+
+    monkeypatch.setattr(Laboratory, "_measured", cut)
+    with pytest.raises(KeyboardInterrupt):
+        searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert not (tmp_path / "q.bundle").exists()
+    assert len(json.loads((tmp_path / "q.bundle.search.json").read_text())["measured"]) == 3
+    again: list[str] = []
+    monkeypatch.setattr(Laboratory, "_measured", lambda self, item: again.append(item.label) or original(self, item))  # type: ignore[func-returns-value]
+    found = searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert found.recalled == 3
+    assert not set(again) & set(measured)
+    monkeypatch.setattr(Laboratory, "_measured", original)
+    assert searched(bundle, tmp_path / "other.bundle", budget=Budget(max_drop=3.0)).chosen == found.chosen
+
+
+def test_another_bundle_does_not_go_on_from_the_journal_of_this_one(tmp_path: Path) -> None:
+    journal = tmp_path / "q.bundle.search.json"
+    journal.write_text(json.dumps({"of": {"bundle": "another"}, "measured": {"x": {}}}))
+    assert searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0)).recalled == 0
+
+
+def test_when_time_is_up_the_best_so_far_is_taken(tmp_path: Path) -> None:
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=0.0)
+    assert not found.complete
+    assert len(found.tried) == 1
+
+
+def test_the_front_leaves_out_what_is_beaten_everywhere() -> None:
+    def item(label: str, size: int, ratio: float, drop: float) -> Measured:
+        return Measured(label, size, Estimate(ratio, None, None), 0.0, drop)
+
+    tried = [item("a", 10, 1.0, 0.0), item("b", 5, 0.5, 1.0), item("c", 6, 0.6, 1.0), item("d", 5, 0.4, 3.0)]
+    assert front([*tried, Measured("e", problem="no")]) == ("a", "b", "d")
+
+
+def test_a_bundle_that_is_quantized_already_is_refused(tmp_path: Path) -> None:
+    searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    with pytest.raises(QuantizationRefused, match="quantize its fp32 parent instead"):
+        searched(Bundle.open(tmp_path / "q.bundle"), tmp_path / "r.bundle")
+
+
+def test_parts_take_each_node_once(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path)
+    parts = (Part("int8-weights", nodes=frozenset(["product.a"])), Part("int8-dynamic"))
+    nodes = {node.node: node.scheme for node in convert_parts(bundle, parts).nodes}
+    assert nodes["product.a"] == "int8-weights"
+    assert nodes["product.c"] == "int8-dynamic"

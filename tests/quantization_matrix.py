@@ -1,0 +1,180 @@
+"""`make quantization-matrix`: every architecture in every scheme, measured and written to docs/quantization.md.
+
+    python -m tests.quantization_matrix                                the page again, from docs/results/quantization.json
+    python -m tests.quantization_matrix --work DIR [--runs DIR] [--only REGEX] [--again]
+
+The second form measures what has not been measured (with --again everything) of what REGEX finds in "architecture/scheme", and
+keeps exported bundles in DIR. Each step is a process of its own, as a user would call it: `edgekit export`, `edgekit optimize`,
+`edgekit quantize`. An architecture with a finished run of its recipe in --runs is measured with those weights on its held-out
+data; others have fresh weights and are compared with themselves in fp32. A cell without figures has the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from architectures.catalog import CATALOG
+from runtime.machine import available_cpus, describe_machine
+from toolkit.console import note
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "docs" / "results" / "quantization.json"
+PAGE = ROOT / "docs" / "quantization.md"
+SCHEMES: dict[str, tuple[str, ...]] = {
+    "int8-static": ("int8-static",),
+    "int8-dynamic": ("int8-dynamic",),
+    "int8-weights": ("int8-weights",),
+    "int4-weights": ("int4-weights",),
+    "fp16": ("fp16",),
+    "fp16, stored": ("fp16", "--set", "arithmetic=float32"),
+    "bf16": ("bf16",),
+    "auto": ("auto",),
+}
+_LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64, takes more memory than 24 GB
+_MINUTES = 40  # for one step
+
+Cell = dict[str, Any]
+
+
+def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known: dict[str, Cell]) -> None:
+    """Fill in the cells of one architecture."""
+    if CATALOG[name].parameters() > _LARGEST:
+        reason = f"not measured: {CATALOG[name].parameters():,} parameters do not fit on the machine that makes this page"
+        known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
+        return
+    bundle, trained = _bundle(name, work, runs)
+    for scheme in schemes:
+        note(f"{name}: {scheme}")
+        known[f"{name}/{scheme}"] = (
+            {"reason": str(bundle)} if isinstance(bundle, str) else _cell(bundle, SCHEMES[scheme], work, trained)
+        )
+        _save(known)
+
+
+def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]:
+    """The optimized fp32 bundle, or why there is none; and whether its weights were trained."""
+    run = runs / name if runs is not None else None
+    trained = run is not None and (run / "run.json").exists()
+    source, target = str(run) if trained else name, work / f"{name}{'-trained' if trained else ''}.bundle"
+    if target.exists():
+        return target, trained
+    exported = work / f"{name}.exported.bundle"
+    profile = ("--profile", "onnxruntime") if "tokens" in CATALOG[name].takes else ()
+    for command in (
+        ("export", source, "-o", str(exported), "--force", *profile),
+        ("optimize", str(exported), "-o", str(target)),
+    ):
+        code, _, error = _edgekit(command)
+        if code:
+            return f"{command[0]} failed: {error}", trained
+    return target, trained
+
+
+def _cell(bundle: Path, scheme: tuple[str, ...], work: Path, trained: bool) -> Cell:
+    target = work / "quantized.bundle"
+    command = ("quantize", str(bundle), "--scheme", *scheme, "-o", str(target), "--force", "--json")
+    _, output, error = _edgekit(command)
+    if not output:
+        return {"trained": trained, "kept": False, "reason": error}
+    report = json.loads(output)
+    chosen = report.get("chosen")
+    report = report.get("report", report)
+    keys = ("size_ratio", "latency_ratio", "metric", "unit", "metric_before", "metric_after", "drop", "max_drop", "kept")
+    reason = "; ".join(report["refusals"]) or (chosen or "")
+    return {"trained": trained, "reason": reason, **{key: report[key] for key in keys}}
+
+
+def _edgekit(command: tuple[str, ...]) -> tuple[int, str, str]:
+    """Exit code, standard output, and the last line of what was said."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "toolkit", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60 * _MINUTES,
+            cwd=ROOT,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "", f"not finished after {_MINUTES} minutes"
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return done.returncode, done.stdout.strip(), last.removeprefix("error: ")
+
+
+def page(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    lines = [
+        "# Quantization, measured",
+        "",
+        "Every architecture in every scheme. Written by `make quantization-matrix`; the figures are in",
+        "[results/quantization.json](results/quantization.json). Size and latency are ratios to the optimized fp32",
+        "bundle, latency at batch 1 (a decoder: one token) with its 95 % interval. *Trained* networks are judged by their",
+        "task's metric on held-out data; the others have fresh weights and are compared with their own fp32 answers,",
+        "which is harder on them than a task is.",
+        f"Measured on {machine['cpu']}, {record['threads']} threads, onnxruntime {machine['onnxruntime']}.",
+        "",
+    ]
+    for name in CATALOG:
+        cells = {scheme: record["cells"][f"{name}/{scheme}"] for scheme in SCHEMES if f"{name}/{scheme}" in record["cells"]}
+        if not cells:
+            continue
+        trained = ", trained" if any(cell.get("trained") for cell in cells.values()) else ""
+        lines += [f"## {name}{trained}", "", "| scheme | size | latency | metric | verdict |", "|---|---|---|---|---|"]
+        lines += [_row(scheme, cell) for scheme, cell in cells.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(scheme: str, cell: Cell) -> str:
+    reason = " ".join(str(cell["reason"]).split()).replace("|", "\\|")
+    if "size_ratio" not in cell:
+        return f"| {scheme} | – | – | – | refused: {reason} |"
+    ratio = cell["latency_ratio"]
+    interval = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    unit = f" {cell['unit']}" if cell["unit"] else ""
+    metric = f"{cell['metric']} {cell['metric_before']:.4g} → {cell['metric_after']:.4g}{unit}"
+    verdict = f"kept{f': {reason}' if reason else ''}" if cell["kept"] else f"refused: {reason}"
+    return f"| {scheme} | {cell['size_ratio']:.2f} | {ratio['median']:.2f}{interval} | {metric} | {verdict} |"
+
+
+def _load() -> dict[str, Cell]:
+    found: dict[str, Cell] = json.loads(RECORD.read_text())["cells"] if RECORD.exists() else {}
+    return found
+
+
+def _save(cells: dict[str, Cell]) -> None:
+    ordered = {key: cells[key] for name in CATALOG for scheme in SCHEMES if (key := f"{name}/{scheme}") in cells}
+    record = {"machine": describe_machine(), "threads": available_cpus(), "cells": ordered}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(record))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Every architecture in every scheme.")
+    parser.add_argument("--work", type=Path, help="where bundles are kept; without it nothing is measured")
+    parser.add_argument("--runs", type=Path, help="finished runs of the recipes")
+    parser.add_argument("--only", default="", metavar="REGEX", help='of "architecture/scheme"')
+    parser.add_argument("--again", action="store_true", help="measure what has been measured, too")
+    arguments = parser.parse_args()
+    if arguments.work is None:
+        PAGE.write_text(page(json.loads(RECORD.read_text())))
+        return
+    work = arguments.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    known = _load()
+    for name in CATALOG:
+        wanted = [scheme for scheme in SCHEMES if re.search(arguments.only, f"{name}/{scheme}")]
+        missing = [scheme for scheme in wanted if arguments.again or f"{name}/{scheme}" not in known]
+        if missing:
+            measure(name, work, arguments.runs and arguments.runs.absolute(), missing, known)
+            _save(known)
+
+
+if __name__ == "__main__":
+    main()

@@ -183,6 +183,8 @@ class Request:
 
 def requested(text: str) -> Request:
     """Understand "auto", "cuda", "cuda:1" …"""
+    if not isinstance(text, str):
+        raise DeviceError(f"device is {text!r}, expected a name; write e.g. 'auto', 'cpu' or 'cuda:1'")
     kind, colon, number = text.partition(":")
     name = ALIASES.get(kind, kind)
     if name != AUTO and name not in DEVICES:

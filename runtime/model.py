@@ -105,8 +105,9 @@ class Model:
 
     def run(self, feeds: Mapping[str, NDArray[Any]], *, graph: str | None = None) -> dict[str, NDArray[Any]]:
         """Raw tensors in and out, for any graph of any bundle."""
+        sessions = self.sessions
         name, _ = self.bundle.graph(graph)
-        return self.sessions[name].run(feeds)
+        return sessions[name].run(feeds)
 
     def predict(self, inputs: Any) -> Prediction:
         """Labels or values of one sample, or of a list or batch of them.
@@ -166,6 +167,10 @@ class Model:
     def scheduler(self, *, most_rows: int = MOST_ROWS, memory_limit: int | None = None) -> Batch:
         """A running batch that requests can join at any time."""
         return Batch(self._generator, most_rows=most_rows, memory_limit=memory_limit)
+
+    def cache_bytes(self, *, rows: int = 1, tokens: int) -> int:
+        """Memory that the states of so many rows (beams, texts of a batch) of so many tokens (prompt included) take."""
+        return self._generator.decoder.cache_bytes(rows, tokens)
 
     # Parts that are made when they are first needed
 

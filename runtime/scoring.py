@@ -5,6 +5,10 @@
 A language model here has learnt streams of text that nothing marks the beginning of: its first token is given, not scored. The
 target of an encoder–decoder begins after <bos> and ends with <eos>, which is scored too; where the bundle does not know them
 (it has no tokenizer), the first token given is the one to start from.
+
+A decoder may come in a second form, for many rows. Texts are read with it, as prompts are: all their tokens go in at once. So
+`score` equals what `generate` said of a text where the model was loaded with many_rows=True; otherwise single tokens are
+generated in the other form, and the two differ within the quantization's error.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bundle import DECODER, ENCODER, Bundle
+from .bundle import DECODER, ENCODER, MANY, Bundle
 from .errors import FeedError, OptionError
 from .session import Session
 from .state import LOGITS, SOURCE, TOKENS, Arrays, initial_state, step
@@ -136,7 +140,8 @@ def scorer_of(bundle: Bundle, sessions: Mapping[str, Session]) -> Scorer:
     if LOGITS not in [spec.name for spec in sessions[DECODER].signature.outputs]:
         raise OptionError(f"the decoder has no output {LOGITS!r}, which a probability is made of; optimize it without --head")
     marks = (bundle.manifest.generation or {}) if source is not None else {}  # language models read streams without marks
-    return Scorer(sessions[DECODER], target, sessions.get(ENCODER), source, marks.get("bos"), marks.get("eos"))
+    decoder = sessions.get(MANY, sessions[DECODER])
+    return Scorer(decoder, target, sessions.get(ENCODER), source, marks.get("bos"), marks.get("eos"))
 
 
 def capacity_of(decoder: Session, wanted: int) -> int:

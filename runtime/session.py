@@ -56,8 +56,8 @@ class Session:
         """`spins`: threads wait busily for the next run, which is fastest for one run after the other; a host that works in
         between is slowed by them."""
         self.signature = signature
-        if threads is not None and threads < 1:
-            raise OptionError(f"threads is {threads}, expected 1 or more; leave it out to use all that are available")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise OptionError(f"threads is {threads!r}, expected 1 or more; leave it out to use all that are available")
         self.threads = threads or available_cpus()
         request = requested(device)
         # A decoder's step reads all its weights and does little else.

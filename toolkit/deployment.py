@@ -151,7 +151,7 @@ def _refuse_text(architecture: str) -> None:
     if find(architecture).takes == ("tokens",):
         raise SourceError(
             f"{architecture} takes text, and deploy measures networks on images and columns only; "
-            "go step by step: edgekit train, export, check, optimize, verify"
+            "go step by step: edgekit train, export, check, optimize, quantize, verify, evaluate"
         )
 
 

@@ -23,7 +23,8 @@ from runtime.session import Session
 from .data.arrays import load_feeds
 from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
-from .opening import refuse_text, takes_text
+from .opening import takes_text
+from .text_evaluation import Progress, evaluate_text
 
 _BATCH = 64
 _CALIBRATION_ROWS = 512  # measured ranges of min-max settle well before that on the networks here
@@ -50,18 +51,28 @@ class EvaluateReport:
         return vars(self)
 
 
-def evaluate(path: str | Path, data: str | None, *, device: str = "cpu", threads: int | None = None) -> EvaluateReport:
+def evaluate(
+    path: str | Path,
+    data: str | None,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> EvaluateReport:
     bundle = Bundle.open(path)
     if bundle.manifest.task == "tensors":
         raise OptionError(
             f"{path} has the task 'tensors', which has no metric; use edgekit verify "
             "(a network of your own can be exported with task='classification' or 'regression')"
         )
-    refuse_text(bundle, "evaluate")
+    if takes_text(bundle.manifest):
+        measured = evaluate_text(bundle, data, device=device, threads=threads, progress=progress)
+        return EvaluateReport(str(path), bundle.manifest.task, *measured)
     found = data_for(bundle, data)
     if found is None:
         raise OptionError(f"{path} does not say what it was trained on; pass labelled data with --data PATH")
     outputs = predict_all(bundle, found.test.inputs, device=device, threads=threads)
+    progress(len(outputs), len(outputs))
     metric = METRICS[bundle.manifest.task]
     metrics = {metric.name: metric.compute(outputs, found.test.targets)}
     if bundle.manifest.task == "classification":

@@ -52,7 +52,7 @@ def run_texts(
                     raise answer
                 failed = answer.exit_code
                 note(f"line {number}: {answer}")
-                say(json.dumps({"error": str(answer)}) if as_json else "")
+                say(json.dumps({"input": text, "error": str(answer)}, ensure_ascii=False) if as_json else "")
             elif as_json:
                 say(json.dumps({"input": text, **_document(answer)}, ensure_ascii=False))
             else:
@@ -136,11 +136,12 @@ def parse_option(text: str) -> tuple[str, Any]:
     kind = str(kinds[name])
     try:
         if "Sequence" in kind and name != "prefix":
-            return name, json.loads(value) if value.startswith("[") else value.split(",")
+            listed = json.loads(value) if value.startswith("[") else value.split(",")
+            return name, list(map(int, listed)) if name == "stop_tokens" else listed
         if "bool" in kind:
             return name, {"true": True, "false": False}[value.lower()]
         if "float" in kind:
             return name, float(value)
         return name, int(value) if "int" in kind and name != "prefix" else value
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         raise OptionError(f"--set {text!r}: {value!r} is not a value of {name}; see docs/guide-runtime.md") from None

@@ -17,7 +17,7 @@ def takes_text(manifest: Manifest) -> bool:
     return manifest.task in _ON_TEXT or bool(manifest.tokenizers)
 
 
-def refuse_text(bundle: Bundle, verb: str, instead: str = "check, optimize, quantize, verify and bench work on it") -> None:
+def refuse_text(bundle: Bundle, verb: str, instead: str) -> None:
     """For commands that work on images and columns so far."""
     if takes_text(bundle.manifest):
         raise OptionError(

@@ -110,14 +110,14 @@ class Decoder:
         return tuple(known[axis] if axis in known else dim if isinstance(dim, int) else 1 for axis, dim in dims)
 
     def cache_bytes(self, rows: int, tokens: int) -> int:
-        """Memory that the states of so many rows of so many tokens take."""
+        """Memory that the states of so many rows of so many tokens take, with the record of what wrote each slot."""
         of_row, of_token = self._row_bytes
         return rows * (of_row + tokens * of_token)
 
     @cached_property
     def _row_bytes(self) -> tuple[int, int]:
         """Of a row without any token, and of each of its tokens."""
-        counts = [0, 0]
+        counts = [0, np.dtype(np.int64).itemsize]
         for state in self.session.signature.states:
             size = math.prod(self.sizes(state, 1, 1)) * np.dtype(self._specs[state.input].dtype).itemsize
             counts[state.length_axis is not None] += size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,12 +135,12 @@ class Context:
 
     def read(self, text: Prompt) -> None:
         """Go on with a text."""
-        if len(text):
+        if not _is_nothing(text):
             self._add(self._generator.requests.target_tokens(text, "the text"))
 
     def rewind(self, length: int) -> None:
         """Return to the first `length` tokens."""
-        if not 1 <= length <= len(self.tokens):
+        if not isinstance(length, int | np.integer) or not 1 <= length <= len(self.tokens):
             raise OptionError(f"cannot rewind to {length} tokens; expected 1 to {len(self.tokens)}")
         kept = self.tokens[:length]
         if self._rows is not None and length > 1 and self._generator.decoder.can_rewind:
@@ -160,7 +160,7 @@ class Context:
         return self._generator.stream_request(self._request(prompt, options), self._rows)
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
-        following = self._generator.requests.target_tokens(prompt, "the prompt") if len(prompt) else []
+        following = [] if _is_nothing(prompt) else self._generator.requests.target_tokens(prompt, "the prompt")
         return self._generator.requests.request([*self.tokens, *following], Options.of(**options))
 
     def _add(self, tokens: Sequence[int]) -> None:
@@ -186,6 +186,9 @@ class Batch:
     """
 
     def __init__(self, generator: TextGenerator, *, most_rows: int, memory_limit: int | None) -> None:
+        for name, value in (("most_rows", most_rows), ("memory_limit", 1 if memory_limit is None else memory_limit)):
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise OptionError(f"{name} is {value!r}, expected a whole number of 1 or more")
         self._generator = generator
         self._scheduler = generator.scheduler(most_rows=most_rows, memory_limit=memory_limit)
 
@@ -200,6 +203,11 @@ class Batch:
         """Until all requests are done."""
         while self.step():
             pass
+
+
+def _is_nothing(text: Any) -> bool:
+    """Whether it is an empty text, which adds nothing; anything that is no text is refused where it is read."""
+    return isinstance(text, Collection) and not len(text)
 
 
 def _each(given: Mapping[str, Any], count: int, one: bool) -> list[Options]:

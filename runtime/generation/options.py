@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -60,15 +60,33 @@ class Options:
     speculate: bool = False  # verify guesses from the text so far; never changes the answer
 
     def __post_init__(self) -> None:
-        for name, value in (("bad_words", self.bad_words), ("stop", self.stop), ("stop_tokens", self.stop_tokens)):
-            if isinstance(value, str):
-                raise OptionError(f"{name} is the text {value!r}, expected a list; write {name}=[{value!r}]")
+        self._check_kinds()
         self._check_numbers()
         self._check_strategy()
         if any(not text for text in self.stop):
             raise OptionError("stop holds an empty text, which every text ends with; leave it out")
         if any(len(word) == 0 for word in self.bad_words):
             raise OptionError("bad_words holds an empty word, which every text contains; leave it out")
+
+    def _check_kinds(self) -> None:
+        for name, value in (("bad_words", self.bad_words), ("stop", self.stop), ("stop_tokens", self.stop_tokens)):
+            if isinstance(value, str):
+                raise OptionError(f"{name} is the text {value!r}, expected a list; write {name}=[{value!r}]")
+            if not isinstance(value, Collection):
+                raise OptionError(f"{name} is {value!r}, expected a list; leave it out for none")
+        wrong: list[Any]
+        if wrong := [item for item in self.stop if not isinstance(item, str)]:
+            raise OptionError(f"stop holds {wrong[0]!r}, expected texts; use stop_tokens for token numbers")
+        if wrong := [item for item in self.stop_tokens if not isinstance(item, int | np.integer)]:
+            raise OptionError(f"stop_tokens holds {wrong[0]!r}, expected token numbers; use stop for texts")
+        if wrong := [item for item in self.bad_words if not isinstance(item, Collection)]:
+            raise OptionError(f"bad_words holds {wrong[0]!r}, expected texts or lists of token numbers; write [{wrong[0]!r}]")
+        if not isinstance(self.prefix, Collection):
+            raise OptionError(f"prefix is {self.prefix!r}, expected a text or token numbers; leave it out for none")
+        if self.constraint is not None and not callable(self.constraint):
+            raise OptionError(
+                f"constraint is {self.constraint!r}, expected a function of the generated tokens; use e.g. a Trie"
+            )
 
     def _check_numbers(self) -> None:
         at_least = {

@@ -324,8 +324,9 @@ class Rows:
             self._memory = {name: array[used] for name, array in self._memory.items()}
             self._sources = [used.index(source) for source in self._sources]
         rows = self._sources
+        place = self.decoder.session.place  # once for all steps: a device would get it anew with each of them
         self._bound_memory = {
-            name: value_of(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
+            name: place(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
             for name, array in self._memory.items()
         }
 

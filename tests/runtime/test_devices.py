@@ -194,6 +194,7 @@ def test_a_cache_that_cannot_be_made_is_a_reason_to_fall_back(
         ("cpu:1", DeviceError, "device 'cpu:1' is not understood: cpu takes no number; write 'cpu'"),
         ("auto:1", DeviceError, "auto takes no number"),
         ("coreml:0", DeviceError, "coreml takes no number"),
+        (None, DeviceError, "device is None, expected a name; write e.g. 'auto', 'cpu' or 'cuda:1'"),
     ],
 )
 def test_names_that_are_not_understood(device: str, error: type[Exception], message: str, bundle: Path) -> None:
@@ -214,6 +215,6 @@ def test_provider_names_are_onnxruntimes_own() -> None:
 
 
 def test_a_number_of_threads_below_one_is_refused(bundle: Path) -> None:
-    for threads in (0, -2):
-        with pytest.raises(OptionError, match=f"threads is {threads}, expected 1 or more; leave it out"):
-            runtime.load(bundle, threads=threads)
+    for threads in (0, -2, 1.5, "2"):
+        with pytest.raises(OptionError, match=f"threads is {threads!r}, expected 1 or more; leave it out"):
+            runtime.load(bundle, threads=threads)  # type: ignore[arg-type]

@@ -209,6 +209,7 @@ def test_a_closed_model_says_so(bundle: Path) -> None:
         assert model.run(feeds)["y"].shape == (1, 3)
     for use in (
         lambda: model.run(feeds),
+        lambda: model.run(feeds, graph="other"),
         lambda: model.predict(np.ones(4)),
         lambda: model.embed("a"),
         lambda: model.score("a"),

@@ -61,6 +61,7 @@ def test_stdin_answers_every_line_and_goes_on_after_a_bad_one(
     assert run(["run", str(gpt), "--stdin", "--max-new-tokens", "5", "--batch", batch, "--json"]) == 2
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["input"] == prompt
+    assert second["input"] == ""
     assert "empty" in second["error"]
 
 
@@ -80,6 +81,7 @@ def test_a_seed_gives_the_same_text_again(gpt: Path, prompt: str, capsys: Captur
         (["--text", "a", "--stdin"], "give exactly one of"),
         (["--text", "a", "--set", "beems=3"], "did you mean 'beams'"),
         (["--text", "a", "--set", "no_repeat_ngram=x"], "is not a value of no_repeat_ngram"),
+        (["--text", "a", "--set", "stop_tokens=a"], "'a' is not a value of stop_tokens"),
         (["--text", "a", "--set", "speculate"], "has no value; write speculate=…"),
         (["--text", "a", "--n-best", "3"], "n_best=3 needs beams=3 or more"),
         (["--text", "a", "-o", "x.npz"], "-o saves raw outputs of --input"),
@@ -95,12 +97,20 @@ def test_what_cannot_be_is_one_line_with_the_fix(arguments: list[str], message: 
 
 
 def test_options_of_every_kind_can_be_set(gpt: Path, prompt: str, capsys: Captured) -> None:
-    given = ["no_repeat_ngram=2", "repetition_penalty=1.2", 'stop=["q"]', "alternatives=2", "bad_words=z,zz", "speculate=true"]
+    given = [
+        "no_repeat_ngram=2",
+        "repetition_penalty=1.2",
+        'stop=["q"]',
+        "alternatives=2",
+        "bad_words=z,zz",
+        "speculate=true",
+        "stop_tokens=3",
+    ]
     command = ["run", str(gpt), "--text", prompt, "--max-new-tokens", "6", "--json"]
     assert run([*command, *(part for item in given for part in ("--set", item))]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["alternatives"][0]) == 2
-    options = {"no_repeat_ngram": 2, "repetition_penalty": 1.2, "stop": ["q"], "bad_words": ["z", "zz"]}
+    options = {"no_repeat_ngram": 2, "repetition_penalty": 1.2, "stop": ["q"], "bad_words": ["z", "zz"], "stop_tokens": [3]}
     assert document["text"] == runtime.load(gpt).generate(prompt, max_new_tokens=6, **options).text
 
 

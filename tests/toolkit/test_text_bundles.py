@@ -45,34 +45,6 @@ def test_an_altered_tokenizer_is_noticed(gpt: Path, tmp_path: Path, capsys: pyte
     assert "tokenizer-text.json of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "what", "instead"),
-    [
-        (["evaluate"], "evaluate", "check, optimize, quantize, verify and bench work on it"),
-        (
-            ["quantize", "--scheme", "int8-static", "-o", "q.bundle"],
-            "int8-static",
-            "use a scheme for text: int8-dynamic, fp16, bf16, int8-weights, int4-weights",
-        ),
-    ],
-)
-def test_commands_that_cannot_yet_say_so(
-    command: list[str],
-    what: str,
-    instead: str,
-    gpt: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run([command[0], str(gpt), *command[1:]]) == 2
-    error = capsys.readouterr().err
-    assert f"{what} works on networks on images and columns so far, and gpt.bundle takes text" in error
-    assert instead in error
-    assert not list(tmp_path.glob("*.bundle"))
-
-
 def test_a_trained_language_model_is_quantized_and_keeps_its_tokenizer(
     gpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

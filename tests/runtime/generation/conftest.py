@@ -5,31 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime.bundle import Bundle
 from runtime.text import Tokenizer
 
 from .networks import TOKENIZER, Tiny, generating, network, opened, write
+from .quantized import FP32, scheme_of, write_quantized
 
 Make = Callable[..., Tiny]
 
 
 @pytest.fixture(scope="session")
 def tiny_network(shared: Callable[[str, Callable[[Path], object]], Path]) -> Make:
-    """tiny_network("gpt", "portable"): the network and its model."""
+    """tiny_network("gpt", "portable"): the network and its model. `exact`: activations are not quantized, see quantized.py."""
 
     @cache
-    def make(name: str, profile: str, tokenizer: Tokenizer = TOKENIZER, **settings: float) -> Tiny:
+    def make(
+        name: str, profile: str, tokenizer: Tokenizer = TOKENIZER, precision: str = FP32, exact: bool = False, **settings: Any
+    ) -> Tiny:
         source = network(name, profile, tokenizer, **settings)
-        kind = f"tiny-{name}-{profile}-{len(tokenizer)}"
-        folder = shared(kind, lambda folder: write(source, folder / "x.bundle"))
-        return opened(source, folder / "x.bundle")
+        kind = "-".join(["tiny", name, profile, str(len(tokenizer)), *settings])
+        bundle = shared(kind, lambda folder: write(source, folder / "x.bundle")) / "x.bundle"
+        if precision != FP32:
+            scheme, original = scheme_of(precision), Bundle.open(bundle)
+            bundle = (
+                shared(
+                    f"{kind}-{scheme}{'-exact' if exact else ''}",
+                    lambda folder: write_quantized(original, scheme, folder / "x.bundle", exact=exact),
+                )
+                / "x.bundle"
+            )
+        return opened(source, bundle, precision)
 
     return make
 
 
+@pytest.fixture
+def precision() -> str:
+    """Of the networks of a test. Laws are tested at every one there is."""
+    return FP32
+
+
 @pytest.fixture(params=generating(), ids=lambda value: "-".join(value))
-def tiny(request: pytest.FixtureRequest, tiny_network: Make) -> Tiny:
+def tiny(request: pytest.FixtureRequest, tiny_network: Make, precision: str) -> Tiny:
     """Every generating network of the catalogue."""
-    return tiny_network(*request.param)
+    return tiny_network(*request.param, precision=precision)
+
+
+@pytest.fixture(params=generating(), ids=lambda value: "-".join(value))
+def exact(request: pytest.FixtureRequest, tiny_network: Make, precision: str) -> Tiny:
+    """The same, to be compared with PyTorch: the activations of quantized ones are not rounded."""
+    return tiny_network(*request.param, precision=precision, exact=True)

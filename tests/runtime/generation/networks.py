@@ -29,6 +29,8 @@ from runtime.generation.options import Generation
 from runtime.model import Model
 from runtime.text import BOS, EOS, PAD, SPECIALS, Tokenizer
 
+from .quantized import FP32, INT8, MANY_ROWS, as_stored
+
 LETTERS = "abcde"
 TOKENIZER = Tokenizer("characters", (*SPECIALS, *LETTERS))
 VOCABULARY = len(TOKENIZER)
@@ -65,6 +67,7 @@ class Tiny:
 
     about: Generator
     model: Model
+    precision: str = FP32
 
     @property
     def is_language_model(self) -> bool:
@@ -76,11 +79,28 @@ class Tiny:
 
     def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """(tokens + 1, vocabulary): PyTorch's log-probabilities after the prompt, and after each of the tokens that follow."""
-        if self.is_language_model:
-            logits = self.about.logits(torch.tensor([[*prompt, *tokens]]), None)
+        given = [*prompt] if self.is_language_model else [BOS]
+        source = None if self.is_language_model else torch.tensor([list(prompt)])
+        if self.precision == INT8 and tokens:
+            logits = self._in_two_forms(torch.tensor([given]), torch.tensor([list(tokens)]), source)
         else:
-            logits = self.about.logits(torch.tensor([[BOS, *tokens]]), torch.tensor([list(prompt)]))
+            with as_stored(self.about.network, self.precision, reading=True):
+                logits = self.about.logits(torch.tensor([[*given, *tokens]]), source)
         return logits[0, -len(tokens) - 1 :].log_softmax(dim=-1)
+
+    @torch.inference_mode()
+    def _in_two_forms(self, given: Tensor, tokens: Tensor, source: Tensor | None) -> Tensor:
+        """Logits of what is given in the form that reads, going on from its state in the form that writes."""
+        network = self.about.network
+        with as_stored(network, self.precision, reading=True):
+            if source is None:
+                read, *state = network(given, *network.initial_state(1))
+            else:
+                memory, start = network.encode(source)
+                read, state = network.decode(given, memory, start)
+        with as_stored(network, self.precision, reading=False):
+            written = network(tokens, *state)[0] if source is None else network.decode(tokens, memory, state)[0]
+        return torch.cat((read, written), dim=1)
 
     def rescored(self, prompt: Sequence[int], found: Generation) -> list[float]:
         """PyTorch's log-probabilities of a generated text, of its <eos> too."""
@@ -101,12 +121,16 @@ class Tiny:
         return tokens, "length"
 
 
-def network(name: str, profile: str | None, tokenizer: Tokenizer = TOKENIZER, *, ending: float = 0.2) -> Exportable:
+def network(
+    name: str, profile: str | None, tokenizer: Tokenizer = TOKENIZER, *, ending: float = 0.2, attention: bool = False
+) -> Exportable:
     """With weights so large that every token depends on those before it. <eos> is the likeliest token in the share `ending` of
     all places."""
     known = {item.name for item in fields(CATALOG[name].config)}
     sizes = SIZES | {"vocabulary": len(tokenizer), "target_vocabulary": len(tokenizer)}
-    source = find_source(name, {key: value for key, value in sizes.items() if key in known}, profile=profile)
+    source = find_source(
+        name, {key: value for key, value in sizes.items() if key in known}, profile=profile, attention=attention
+    )
     assert source.generator is not None
     random = torch.Generator().manual_seed(SEED)
     for parameter in source.generator.network.parameters():
@@ -164,9 +188,10 @@ def write(source: Exportable, target: Path) -> None:
         )
 
 
-def opened(source: Exportable, bundle: Path) -> Tiny:
+def opened(source: Exportable, bundle: Path, precision: str = FP32) -> Tiny:
     assert source.generator is not None
-    return Tiny(source.generator, runtime.load(bundle, device="cpu", threads=1))
+    model = runtime.load(bundle, device="cpu", threads=1, many_rows=precision == MANY_ROWS)
+    return Tiny(source.generator, model, precision)
 
 
 def prompts(count: int, *, longest: int = 7, seed: int = 0) -> list[list[int]]:

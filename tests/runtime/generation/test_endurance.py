@@ -146,6 +146,12 @@ BAD: list[tuple[Any, dict[str, Any], type[EdgekitError], str]] = [
     ("ab", {"bad_words": [[n] for n in range(VOCABULARY)]}, GenerationError, "no token is allowed any more; relax"),
     (["ab", "ba"], {"constraint": lambda tokens: []}, GenerationError, "no token is allowed any more"),
     ("ab", {"temprature": 1.0}, EdgekitError, "did you mean 'temperature'"),
+    ("ab", {"stop": 5}, OptionError, "stop is 5, expected a list; leave it out for none"),
+    ("ab", {"stop": [5]}, OptionError, "stop holds 5, expected texts; use stop_tokens for token numbers"),
+    ("ab", {"stop_tokens": ["a"]}, OptionError, "stop_tokens holds 'a', expected token numbers; use stop for texts"),
+    ("ab", {"bad_words": [5]}, OptionError, r"bad_words holds 5, expected texts or lists of token numbers; write \[5\]"),
+    ("ab", {"prefix": None}, OptionError, "prefix is None, expected a text or token numbers; leave it out for none"),
+    ("ab", {"constraint": 3}, OptionError, "constraint is 3, expected a function of the generated tokens; use e.g. a Trie"),
 ]  # fmt: skip
 
 
@@ -245,9 +251,22 @@ def test_a_request_that_cannot_fit_is_refused_before_it_starts(usable: Tiny) -> 
     with pytest.raises(GenerationError, match="rows of .* tokens need .* lower beams or max_new_tokens, or raise memory_limit"):
         batch.submit("ab", beams=4, max_new_tokens=20)
     assert not batch.step()
+    needed = usable.model.cache_bytes(rows=4, tokens=(2 if usable.is_language_model else 1) + 20)
+    with pytest.raises(GenerationError, match="tokens need"):
+        usable.model.scheduler(memory_limit=needed - 1).submit("ab", beams=4, max_new_tokens=20)
+    usable.model.scheduler(memory_limit=needed).submit("ab", beams=4, max_new_tokens=20)
+    for wrong in ({"most_rows": 0}, {"most_rows": "3"}, {"memory_limit": -1}):
+        with pytest.raises(OptionError, match=f"{next(iter(wrong))} is .*, expected a whole number of 1 or more"):
+            usable.model.scheduler(**wrong)
     batch = usable.model.scheduler(most_rows=2)
     with pytest.raises(GenerationError, match="4 rows are more than the 2 of this decoder; lower beams"):
         batch.submit("ab", beams=4, max_new_tokens=20)
+
+
+def test_a_hidden_state_does_not_grow_but_what_is_kept_of_its_text_must_fit(tiny_network: Make) -> None:
+    model = tiny_network("gru", "portable").model
+    with pytest.raises(GenerationError, match="1 rows of 1000002 tokens need 8 MB for their state, and 1 MB are allowed"):
+        model.scheduler(memory_limit=1 << 20).submit("ab", max_new_tokens=10**6)
 
 
 def test_caches_are_kept_between_calls_up_to_a_size_and_nothing_of_the_last_call_shows(

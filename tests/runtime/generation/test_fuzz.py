@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runtime.bundle import ALIGNMENT
 from runtime.errors import EdgekitError, GenerationError
 from runtime.generation.constraints import Trie
 from runtime.generation.options import EARLY_STOPPING, Generation, Options
@@ -74,9 +76,16 @@ HANDS_OUT_A_FIX = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[("gpt", "onnxruntime"), ("seq2seq-attention", "portable")], ids=lambda value: value[0])
+NETWORKS: dict[str, dict[str, Any]] = {
+    "gpt": {"profile": "onnxruntime"},
+    "seq2seq-attention": {"profile": "portable"},
+    "transformer": {"profile": "onnxruntime", "attention": True},
+}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
 def network(request: pytest.FixtureRequest, tiny_network: Make) -> Tiny:
-    return tiny_network(*request.param)
+    return tiny_network(request.param, **NETWORKS[request.param])
 
 
 def test_every_option_is_tried() -> None:
@@ -84,8 +93,12 @@ def test_every_option_is_tried() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(prompt=prompts, options=option_sets())
-def test_any_options_are_refused_with_a_fix_or_kept(network: Tiny, prompt: list[int], options: dict[str, Any]) -> None:
+@given(prompt=prompts, options=option_sets(), looks=st.booleans())
+def test_any_options_are_refused_with_a_fix_or_kept(
+    network: Tiny, prompt: list[int], options: dict[str, Any], looks: bool
+) -> None:
+    if looks and ALIGNMENT in network.model.sessions:
+        options |= {"attention": True} | ({"coverage_penalty": 0.5} if options.get("beams", 1) > 1 else {})
     given_options = options | {"max_new_tokens": options.get("max_new_tokens", 12)}
     allowed = options.get("constraint")
     if allowed is not None:
@@ -157,6 +170,12 @@ def assert_keeps(
         assert options.get("stop") or tuple(tokens) in allowed
     elif allowed is not None:
         assert any(list(word[: len(tokens)]) == tokens for word in allowed)
+    if options.get("attention"):
+        assert found.attention is not None
+        assert found.attention.shape == (len(tokens), len(prompt))
+        np.testing.assert_allclose(found.attention.sum(axis=1), 1, atol=1e-5)
+    else:
+        assert found.attention is None
     wanted = options.get("alternatives", 0)
     assert [len(step) for step in found.alternatives] == ([wanted] * len(tokens) if wanted else [])
     for step in found.alternatives:

@@ -1,4 +1,5 @@
-"""The laws that every decoder obeys (see the design), over every generating network of the catalogue."""
+"""The laws that every decoder obeys (see the design), over every generating network of the catalogue and every
+precision."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import OptionError
+from runtime.errors import FeedError, OptionError
 from runtime.generation import rows as rows_module
 from runtime.generation import scheduler as scheduler_module
 from runtime.generation.beam import BeamSearch
@@ -19,6 +20,7 @@ from runtime.generation.rows import Rows
 from runtime.text import BOS, EOS, PAD
 
 from .networks import FIRST_LETTER, ROOM, VOCABULARY, Tiny, assert_same, flat, generating, prompts, some_of
+from .quantized import OF_ONE_FORM, PRECISIONS
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -35,12 +37,17 @@ modes = pytest.mark.parametrize("mode", MODES)
 language_models = some_of(generating("language-model"))
 
 
-def test_greedy_is_what_pytorchs_arg_max_gives_and_texts_do_end(tiny: Tiny) -> None:
+@pytest.fixture(params=PRECISIONS)
+def precision(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_greedy_is_what_pytorchs_arg_max_gives_and_texts_do_end(exact: Tiny) -> None:
     some = prompts(24)
-    found = tiny.model.generate(some, max_new_tokens=ROOM)
+    found = exact.model.generate(some, max_new_tokens=ROOM)
     for prompt, result in zip(some, found, strict=True):
-        assert (list(result.tokens), result.finish) == tiny.greedy(prompt, ROOM)
-        assert result.token_logprobs == pytest.approx(tiny.rescored(prompt, result)[: len(result.tokens)], abs=1e-4)
+        assert (list(result.tokens), result.finish) == exact.greedy(prompt, ROOM)
+        assert result.token_logprobs == pytest.approx(exact.rescored(prompt, result)[: len(result.tokens)], abs=1e-4)
     finishes = Counter(result.finish for result in found)
     assert finishes["eos"] >= 4, "the other tests need texts that end"
     assert any(result.finish == "eos" and result.tokens for result in found)
@@ -119,6 +126,7 @@ def test_a_chunked_prompt_equals_the_whole(tiny: Tiny, monkeypatch: pytest.Monke
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("precision", OF_ONE_FORM)
 def test_a_forced_prefix_of_a_text_gives_that_text(tiny: Tiny) -> None:
     for prompt in prompts(8, seed=6):
         whole = tiny.model.generate(prompt, max_new_tokens=ROOM)
@@ -144,23 +152,23 @@ def test_padding_changes_nothing(tiny: Tiny, mode: str) -> None:
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_a_beams_score_is_the_sum_pytorch_gives(tiny: Tiny, length_penalty: float) -> None:
+def test_a_beams_score_is_the_sum_pytorch_gives(exact: Tiny, length_penalty: float) -> None:
     for prompt in prompts(6, seed=9):
-        for found in tiny.model.generate(
+        for found in exact.model.generate(
             prompt, max_new_tokens=ROOM, beams=5, n_best=5, length_penalty=length_penalty, early_stopping="never"
         ):
-            logprobs = tiny.rescored(prompt, found)
+            logprobs = exact.rescored(prompt, found)
             assert found.score == pytest.approx(sum(logprobs) / len(logprobs) ** length_penalty, abs=2e-4)
             assert found.token_logprobs == pytest.approx(logprobs[: len(found.tokens)], abs=1e-4)
 
 
 @pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
-def test_enough_beams_equal_exhaustive_search(tiny: Tiny, length_penalty: float) -> None:
+def test_enough_beams_equal_exhaustive_search(exact: Tiny, length_penalty: float) -> None:
     """All texts of up to three tokens: at most 8 x 8 go on at a time."""
     ended = 0
     for prompt in prompts(2, longest=4, seed=10):
-        expected = exhaustive(tiny, prompt, length_penalty)[:12]
-        found = tiny.model.generate(
+        expected = exhaustive(exact, prompt, length_penalty)[:12]
+        found = exact.model.generate(
             prompt, max_new_tokens=3, beams=72, n_best=12, length_penalty=length_penalty, early_stopping="never"
         )
         ended += sum(result.finish == "eos" for result in found)
@@ -169,13 +177,13 @@ def test_enough_beams_equal_exhaustive_search(tiny: Tiny, length_penalty: float)
     assert ended or length_penalty > 1
 
 
-def exhaustive(tiny: Tiny, prompt: Sequence[int], length_penalty: float) -> list[tuple[float, tuple[int, ...], str]]:
+def exhaustive(exact: Tiny, prompt: Sequence[int], length_penalty: float) -> list[tuple[float, tuple[int, ...], str]]:
     """(score, tokens, finish) of every text there is, the best first; scored by PyTorch."""
     letters = [token for token in range(VOCABULARY) if token not in (PAD, EOS)]
     ended = [(*text, EOS) for length in range(3) for text in product(letters, repeat=length)]
     found = []
     for text in [*ended, *product(letters, repeat=3)]:
-        scores = _logprobs_of(tiny, tuple(prompt), text[:-1])
+        scores = _logprobs_of(exact, tuple(prompt), text[:-1])
         total = sum(scores[place][token] for place, token in enumerate(text))
         finish = "eos" if text[-1] == EOS else "length"
         found.append((total / len(text) ** length_penalty, text[:-1] if finish == "eos" else text, finish))
@@ -185,23 +193,23 @@ def exhaustive(tiny: Tiny, prompt: Sequence[int], length_penalty: float) -> list
 _cache: dict[Any, list[list[float]]] = {}
 
 
-def _logprobs_of(tiny: Tiny, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[list[float]]:
-    key = (id(tiny.model), prompt, tokens)
+def _logprobs_of(exact: Tiny, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[list[float]]:
+    key = (id(exact.model), prompt, tokens)
     if key not in _cache:
-        _cache[key] = tiny.logprobs(prompt, tokens).tolist()
+        _cache[key] = exact.logprobs(prompt, tokens).tolist()
     return _cache[key]
 
 
-def test_reordering_a_state_equals_recomputing_it(tiny: Tiny) -> None:
+def test_reordering_a_state_equals_recomputing_it(exact: Tiny) -> None:
     """Rows are dropped, repeated and shuffled at random; then each goes on from its own text."""
     random = np.random.default_rng(0)
-    generator = tiny.model._generator
+    generator = exact.model._generator
     rows = Rows(generator.decoder, room=2, capacity=24)
     sources = prompts(3, seed=14)
     texts: list[tuple[int, list[int]]] = [(row, [BOS]) for row in range(3)]
     rows.reserve(3, 24)
-    rows.start(3, generator.requests.encode(sources) if not tiny.is_language_model else None)
-    rows.advance(np.full((3, 1), BOS, np.int64))
+    rows.start(3, generator.requests.encode(sources) if not exact.is_language_model else None)
+    rows.read(np.full((3, 1), BOS, np.int64))
     for count in (3, 5, 4, 4, 1, 6, 6, 2, 3):
         parents = random.integers(0, len(texts), count).tolist()
         tokens = random.integers(FIRST_LETTER, VOCABULARY, count)
@@ -209,8 +217,8 @@ def test_reordering_a_state_equals_recomputing_it(tiny: Tiny) -> None:
         logits = rows.advance(tokens[:, None])[:, 0]
         texts = [(texts[parent][0], [*texts[parent][1], int(token)]) for parent, token in zip(parents, tokens, strict=True)]
         for (source, text), of_row in zip(texts, logits, strict=True):
-            fed = (text[:1], text[1:]) if tiny.is_language_model else (sources[source], text[1:])
-            expected = tiny.logprobs(*fed)[-1]
+            fed = (text[:1], text[1:]) if exact.is_language_model else (sources[source], text[1:])
+            expected = exact.logprobs(*fed)[-1]
             torch.testing.assert_close(torch.tensor(of_row).log_softmax(-1), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -228,12 +236,12 @@ def test_seeded_sampling_is_reproducible_and_unseeded_is_not(tiny: Tiny) -> None
     assert len({tiny.model.generate(some[0], **free).tokens for _ in range(12)}) > 1
 
 
-def test_sampled_tokens_have_the_probabilities_pytorch_gives(tiny: Tiny) -> None:
+def test_sampled_tokens_have_the_probabilities_pytorch_gives(exact: Tiny) -> None:
     prompt = prompts(1, seed=16)[0]
-    expected = tiny.logprobs(prompt, [])[-1].exp()
+    expected = exact.logprobs(prompt, [])[-1].exp()
     expected[PAD] = 0  # is never generated
     expected /= expected.sum()
-    found = tiny.model.generate([prompt] * 600, max_new_tokens=1, temperature=1.0, seed=list(range(600)))
+    found = exact.model.generate([prompt] * 600, max_new_tokens=1, temperature=1.0, seed=list(range(600)))
     counts = np.zeros(VOCABULARY)
     for result in found:
         counts[EOS if result.finish == "eos" else result.tokens[0]] += 1
@@ -280,3 +288,7 @@ def test_after_rewinding_all_is_as_if_the_rest_had_never_been_read(tiny: Tiny) -
         assert "".join(context.stream(max_new_tokens=ROOM)) == tiny.model.generate(other, max_new_tokens=ROOM).text
     with pytest.raises(OptionError, match=r"cannot rewind to 0 tokens; expected 1 to 4"):
         context.rewind(0)
+    with pytest.raises(OptionError, match=r"cannot rewind to 2.0 tokens; expected 1 to 4"):
+        context.rewind(2.0)  # type: ignore[arg-type]
+    with pytest.raises(FeedError, match="the text is None; expected a text or whole token numbers"):
+        context.read(None)  # type: ignore[arg-type]

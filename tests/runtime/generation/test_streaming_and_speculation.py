@@ -1,4 +1,5 @@
-"""Laws of decoding: streaming = generate, and speculation = plain decoding, over every network they apply to."""
+"""Laws of decoding: streaming = generate, and speculation = plain decoding, over every network they apply to and every
+precision."""
 
 from __future__ import annotations
 
@@ -16,11 +17,14 @@ from runtime.text import BOS, EOS, SPECIALS, UNK, Tokenizer, byte_symbols
 
 from .conftest import Make
 from .networks import FIRST_LETTER, ROOM, VOCABULARY, Tiny, assert_same, attends, generating, prompts, some_of
+from .quantized import PRECISIONS
 
+every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 with_a_cache = some_of([case for case in generating() if attends(case[0])])
 with_a_hidden_state = some_of([case for case in generating() if not attends(case[0])])
 
 
+@every_precision
 @pytest.mark.parametrize(
     "options",
     [{}, {"beams": 3}, {"stop": ["ae", "b"]}, {"beams": 3, "stop": ["ad", "eb", "cc"]}, {"temperature": 3.0, "seed": 3}],
@@ -129,6 +133,7 @@ class Watched:
         monkeypatch.setattr(Speculator, "_costs_more", lambda speculator: False)  # which depends on the clock
 
 
+@every_precision
 @with_a_cache
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.2, "min_new_tokens": 12}, {"stop": ["aa", "ec"]}], ids=str)
 def test_speculation_equals_plain_decoding(tiny: Tiny, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +146,7 @@ def test_speculation_equals_plain_decoding(tiny: Tiny, options: dict[str, Any], 
     assert watched.verdicts, "guesses must have been verified"
 
 
+@every_precision
 @with_a_hidden_state
 def test_a_hidden_state_cannot_take_guesses_back_and_is_decoded_plainly(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
@@ -150,6 +156,7 @@ def test_a_hidden_state_cannot_take_guesses_back_and_is_decoded_plainly(tiny: Ti
     assert not watched.verdicts
 
 
+@every_precision
 @with_a_cache
 @pytest.mark.parametrize("options", [{}, {"no_repeat_ngram": 3}, {"alternatives": 2}], ids=str)
 def test_right_and_wrong_guesses_give_what_plain_decoding_gives(

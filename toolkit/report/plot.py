@@ -29,15 +29,16 @@ def ticks(low: float, high: float) -> list[float]:
     return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
 
 
-def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[float], str]) -> str:
-    """SVG of size against latency on logarithmic axes; a bar through a point is its 95 % interval."""
+def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[float], str], *, right: int = RIGHT) -> str:
+    """SVG of size against latency on logarithmic axes; a bar through a point is its 95 % interval. `right` is for labels."""
     if not points:
         return ""
+    width = WIDTH - RIGHT + right
     x_low, x_high = min(min(p.low, p.x) for p in points) / 1.35, max(max(p.high, p.x) for p in points) * 1.35
     y_low, y_high = min(p.y for p in points) / 1.5, max(p.y for p in points) * 1.5
 
     def place_x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(value / x_low) / math.log(x_high / x_low)
+        return LEFT + (width - LEFT - right) * math.log(value / x_low) / math.log(x_high / x_low)
 
     def place_y(value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(value / y_low) / math.log(y_high / y_low)
@@ -48,19 +49,19 @@ def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[
         parts += [_line("grid", x, TOP, x, HEIGHT - BOTTOM), _text("tick", x, HEIGHT - BOTTOM + 18, x_text(value), "middle")]
     for value in ticks(y_low, y_high):
         y = place_y(value)
-        parts += [_line("grid", LEFT, y, WIDTH - RIGHT, y), _text("tick", LEFT - 8, y + 4, y_text(value), "end")]
+        parts += [_line("grid", LEFT, y, width - right, y), _text("tick", LEFT - 8, y + 4, y_text(value), "end")]
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        _text("axis", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "latency of one call (further left is faster)", "middle")
+        _text("axis", (LEFT + width - right) / 2, HEIGHT - 12, "latency of one call (further left is faster)", "middle")
     )
     parts.append(f'<g transform="rotate(-90 16 {middle})">{_text("axis", 16, middle, "size (lower is smaller)", "middle")}</g>')
     for label_y, point in _spread([(place_y(p.y), p) for p in points]):
         x, y = place_x(point.x), place_y(point.y)
         parts.append(_line(f"interval {point.kind}", place_x(point.low), y, place_x(point.high), y))
-        parts.append(_line("leader", x, y, WIDTH - RIGHT + 6, label_y))
+        parts.append(_line("leader", x, y, width - right + 6, label_y))
         parts.append(f'<circle class="point {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
-        parts.append(_text(f"label {point.kind}", WIDTH - RIGHT + 10, label_y + 4, f"{point.label}  {point.quality}", "start"))
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="size against latency of every variant" class="plot">'
+        parts.append(_text(f"label {point.kind}", width - right + 10, label_y + 4, f"{point.label}  {point.quality}", "start"))
+    head = f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="size against latency of every variant" class="plot">'
     return "\n".join([head, *parts, "</svg>"])
 
 

@@ -10,6 +10,11 @@ from runtime.verify import max_error
 _USUAL_SHARE = 2e-5  # of the largest logit: ten times the largest error measured on correct float32 exports
 
 
+def is_tie(margin: float, allowed: float) -> bool:
+    """Whether two candidates that far apart may change places where each may be wrong by `allowed`."""
+    return margin <= 2 * allowed
+
+
 def token_margin(reference_logits: ArrayLike, actual_logits: ArrayLike, allowed: float | None = None) -> str:
     """Why the likeliest token differs: a tie within noise, or a bug; empty if it is the same everywhere.
 
@@ -31,7 +36,7 @@ def token_margin(reference_logits: ArrayLike, actual_logits: ArrayLike, allowed:
     worst = int(rows[margins.argmax()])
     margin, error = float(margins.max()), max_error(actual[worst], reference[worst])
     limit = _USUAL_SHARE * float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0)) if allowed is None else allowed
-    verdict = "a tie within noise" if margin <= 2 * limit else "a bug"
+    verdict = "a tie within noise" if is_tie(margin, limit) else "a bug"
     return (
         f"{verdict}: {rows.size} of {len(wanted)} tokens differ, at worst token {got[worst]} instead of {wanted[worst]} at "
         f"position {worst}, where the reference has a margin of {margin:.2e}; error there {error:.2e}, allowed {limit:.2e}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from architectures.settings import apply_settings, changed_settings
 from runtime.bench import DEFAULT_PAST, bench, bundle_variant
-from runtime.bundle import DECODER, MANY, Bundle, Tolerance, lineage_step, write_bundle
+from runtime.bundle import DECODER, GENERATOR, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
 from runtime.feeds import natural_batch
 from runtime.metrics import Metric
@@ -213,13 +213,23 @@ def quantize_parts(
     return report
 
 
-def _refuse_request(bundle: Bundle, scheme: str, calibration: Calibration | None) -> Scheme:
-    if scheme not in SCHEMES:
-        raise UnknownName.of("scheme", scheme, SCHEMES)
+def refuse_bundle(bundle: Bundle) -> None:
+    """Of what is already quantized, or hides its products in a loop."""
+    if GENERATOR in bundle.manifest.graphs:
+        raise QuantizationRefused(
+            f"{bundle.root.name} is wrapped, and the decoder inside its loop would stay as it is; quantize the bundle it was "
+            "made from, then wrap that"
+        )
     if bundle.manifest.precision != "fp32":
         raise QuantizationRefused(
             f"{bundle.root.name} is already {bundle.manifest.precision}; quantize its fp32 parent instead"
         )
+
+
+def _refuse_request(bundle: Bundle, scheme: str, calibration: Calibration | None) -> Scheme:
+    if scheme not in SCHEMES:
+        raise UnknownName.of("scheme", scheme, SCHEMES)
+    refuse_bundle(bundle)
     found = scheme_for(scheme, bundle.manifest)
     if found.needs_calibration and calibration is None:
         raise OptionError(f"{scheme} needs samples to calibrate on; pass --data FILE")

@@ -22,7 +22,7 @@ from runtime.bundle import Bundle
 from runtime.errors import QuantizationRefused
 
 from .candidates import Candidate, Laboratory, Measured, Setting
-from .quantize import MIXED, Budget, MeasuredRefusal, Quality, QuantizeReport, built, quantize_parts, timed_batch
+from .quantize import MIXED, Budget, MeasuredRefusal, Quality, QuantizeReport, built, quantize_parts, refuse_bundle, timed_batch
 from .quantized_graphs import Part
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.scheme import HALVES, Calibration, NodeDecision, Scheme
@@ -71,10 +71,7 @@ def search(
     progress: Callable[[str], None] = lambda step: None,
 ) -> SearchReport:
     """Write the best mix within the budget at `target`; raise QuantizationRefused with the nearest miss if there is none."""
-    if bundle.manifest.precision != "fp32":
-        raise QuantizationRefused(
-            f"{bundle.root.name} is already {bundle.manifest.precision}; quantize its fp32 parent instead"
-        )
+    refuse_bundle(bundle)
     budget = budget or Budget()
     size = timed_batch(bundle) if batch is None else batch
     setting = Setting(bundle, quality, calibration, size, threads, budget.for_size)

@@ -35,6 +35,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 ENCODER, DECODER = "encoder", "decoder"  # the graphs of a network that generates; a language model has the second alone
 ALIGNMENT = "alignment"  # on request: the attention of an encoder–decoder to its source
+GENERATOR = "generator"  # all of it in one graph, made by edgekit wrap
 MANY = "decoder.many"  # the decoder in another form, faster for many tokens in one call
 TASKS = ("classification", "regression", "embedding", "language-model", "masked-lm", "seq2seq", "tensors")
 _SEAL = re.compile(rb'"seal": "([0-9a-f]{64})"')

@@ -11,13 +11,14 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from .answers import Answerer
-from .bundle import DECODER, Bundle
+from .bundle import DECODER, GENERATOR, Bundle
 from .errors import FeedError, OptionError
 from .feeds import example_feeds, natural_batch
 from .filling import fill_texts
 from .generation.generate import Batch, Context, TextGenerator
 from .generation.requests import requests_of
 from .generation.scheduler import MOST_ROWS
+from .generation.wrapped import WrappedGenerator, wrapped_generator
 from .prediction import Prediction, softmax
 from .samples import as_batch, convert
 from .scoring import Scorer, scorer_of
@@ -80,7 +81,7 @@ class Model:
     def close(self) -> None:
         """Free the sessions, once calls that are under way have ended. Closing twice does nothing."""
         self._sessions = None
-        for made in ("_answerer", "_scorer", "_generator"):
+        for made in ("_answerer", "_scorer", "_generator", "_wrapped"):
             self.__dict__.pop(made, None)
 
     def __enter__(self) -> Self:
@@ -154,10 +155,14 @@ class Model:
 
         A prompt is a text or token numbers. With n_best > 1 there is a list for each prompt. See `generation.Options`.
         """
+        if self._is_wrapped:
+            return self._wrapped.generate(prompts, options)
         return self._generator.generate(prompts, options)
 
     def stream(self, prompt: Any, **options: Any) -> Iterator[str]:
         """The text that `generate` would give, piece by piece as it becomes final. To cancel, close the iterator."""
+        if self._is_wrapped:
+            return self._wrapped.stream(prompt, options)
         return self._generator.stream(prompt, options)
 
     def read(self, text: Any) -> Context:
@@ -172,7 +177,16 @@ class Model:
         """Memory that the states of so many rows (beams, texts of a batch) of so many tokens (prompt included) take."""
         return self._generator.decoder.cache_bytes(rows, tokens)
 
+    @property
+    def _is_wrapped(self) -> bool:
+        """Whether the loop is inside the graph; see exporters/targets/in_graph.py."""
+        return GENERATOR in self.sessions
+
     # Parts that are made when they are first needed
+
+    @cached_property
+    def _wrapped(self) -> WrappedGenerator:
+        return wrapped_generator(self.bundle, self.sessions[GENERATOR])
 
     @cached_property
     def _answerer(self) -> Answerer:

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bundle import DECODER, ENCODER, MANY, Bundle
+from .bundle import DECODER, ENCODER, GENERATOR, MANY, Bundle
 from .errors import FeedError, OptionError
+from .generation.wrapped import inside_one_graph
 from .session import Session
 from .state import LOGITS, SOURCE, TOKENS, Arrays, initial_state, step
 from .tokens import TokenInput, Tokens, token_input
@@ -133,6 +134,8 @@ class Scorer:
 
 
 def scorer_of(bundle: Bundle, sessions: Mapping[str, Session]) -> Scorer:
+    if GENERATOR in sessions:
+        raise inside_one_graph(bundle.manifest.name)
     target = token_input(bundle, DECODER, TOKENS) if DECODER in sessions else None
     source = token_input(bundle, ENCODER, SOURCE) if ENCODER in sessions else None
     if target is None or (ENCODER in sessions) != (source is not None):

@@ -39,7 +39,8 @@ def run_texts(
         if model.task not in _GENERATING and (options or scores):
             first = next(iter(options), "scores")
             raise OptionError(f"{first} is for networks that generate, and the task of {bundle} is {model.task}; leave it out")
-        Options.of(**options)  # what contradicts itself is said before anything is read
+        beams = (model.bundle.manifest.generation or {}).get("beams", 1)  # of a graph that generates by itself
+        Options.of(**{"beams": beams, **options})  # what contradicts itself is said before anything is read
         if stream and one and not as_json and not scores and options.get("n_best", 1) == 1 and model.task in _GENERATING:
             for piece in model.stream(next(iter(texts)), **options):
                 say(piece, end="")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle import ALIGNMENT, DECODER, ENCODER, MANY, Bundle
+from ..bundle import ALIGNMENT, DECODER, ENCODER, GENERATOR, MANY, Bundle
 from ..errors import FeedError, GenerationError, OptionError
 from ..session import Session
 from ..state import LOGITS, SOURCE, TOKENS
@@ -19,6 +19,7 @@ from .filters import filters_for
 from .options import Options
 from .rows import padded
 from .search import Array, Request
+from .wrapped import inside_one_graph
 
 Prompt = str | Sequence[int]
 _DEFAULT_ROOM = 256
@@ -139,6 +140,8 @@ def requests_of(bundle: Bundle, sessions: Mapping[str, Session], *, many_rows: b
     A decoder may come in a second form, for many rows: prompts are read with it, and with `many_rows` single tokens too.
     """
     manifest = bundle.manifest
+    if GENERATOR in sessions:
+        raise inside_one_graph(manifest.name)
     if manifest.generation is None or DECODER not in sessions:
         raise OptionError(f"{manifest.name} does not generate text: its task is {manifest.task!r}; use predict or run")
     about: Mapping[str, Any] = manifest.generation

@@ -37,7 +37,8 @@ def refused(capfd: pytest.CaptureFixture[str], code: int, *arguments: object) ->
 
 def test_every_verb_of_the_design_is_there() -> None:
     verbs = {command.name for command in COMMANDS}
-    assert verbs == {"list", "train", "export", "check", "optimize", "quantize", "verify", "evaluate", "bench", "run", "deploy"}
+    steps = {"list", "train", "export", "check", "optimize", "quantize", "wrap", "verify", "evaluate", "bench", "run", "deploy"}
+    assert verbs == steps
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

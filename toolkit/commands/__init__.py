@@ -11,5 +11,6 @@ from .quantize import quantize
 from .run import run
 from .train import train
 from .verify import verify
+from .wrap import wrap
 
-COMMANDS = (list_command, train, export, check, optimize, quantize, verify, evaluate, bench, run, deploy)
+COMMANDS = (list_command, train, export, check, optimize, quantize, wrap, verify, evaluate, bench, run, deploy)

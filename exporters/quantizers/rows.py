@@ -13,6 +13,7 @@ MatMulNBits takes 0.85 of its time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _ZERO = np.uint8(128)
 _SMALLEST = np.float32(1e-30)  # of a row's largest value: a row of zeros gives zeros
 _REDUCE_TAKES_AXES_AS_INPUT = 18  # opset
 
+Columns = Callable[[Array], tuple[Array, Array]]
 Made = tuple[list[onnx.NodeProto], dict[str, NDArray[Any]]]  # nodes, and the weights they read
 
 
@@ -60,9 +62,9 @@ def quantize_rows(x: str, opset: int) -> Made:
     return nodes, weights
 
 
-def multiply_rows(x: str, weight: str, matrix: Array, output: str) -> Made:
-    """The product of the rows that `quantize_rows` made of `x`."""
-    numbers, scales = quantize_columns(matrix)
+def multiply_rows(x: str, weight: str, matrix: Array, output: str, columns_of: Columns = quantize_columns) -> Made:
+    """The product of the rows that `quantize_rows` made of `x`; `columns_of` turns the matrix into int8 and scales."""
+    numbers, scales = columns_of(matrix)
     columns = f"{weight}.columns"
     inputs = [f"{x}.rows", columns, "rows.step", f"{columns}.scale", "rows.zero"]
     nodes = [

@@ -5,6 +5,9 @@ bytes. Gemm becomes a product and a sum. An embedding is read by GatherBlockQuan
 use the same bytes. Embeddings that are not tied take 8 bits under int4-weights too: they cost no time, and their error is not
 averaged out.
 
+How weights are rounded: rounding.py. A matrix that is read elsewhere too (by an embedding, by another graph) is rounded without
+samples under gptq, so that it is the same bytes everywhere.
+
 For many rows at once int8-weights has another form, see rows.py.
 """
 
@@ -20,15 +23,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from runtime.errors import OptionError
+
 from ..graph import copy_of, drop_unread_weights
 from ..wiring import Wiring, attribute
-from .blocks import Array, Blocks, block_size, pack
+from .blocks import Array, Blocks
+from .rounding import EIGHT, GPTQ, HQQ, WeightSettings, rounded, rounded_columns
+from .rounding_moments import Inputs, Moments
 from .rows import Made, multiply_rows, quantize_rows
 from .scheme import Request, Scheme, Shapes
 
 _MICROSOFT = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
 _SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
+_DEFAULTS = {8: WeightSettings(), 4: WeightSettings(rounding=HQQ)}  # at 8 bit nothing is left to gain
+_AFTER_THE_OUTPUT_LAYER = ("Add", "Mul", "Div", "Cast", "Identity", "Softmax", "LogSoftmax", "TopK", "ArgMax")
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -74,23 +83,30 @@ def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
 
 
 def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
-    """Digests of the tables of embeddings that a product of some graph multiplies by, transposed."""
+    """Digests of the tables of embeddings that a product of some graph multiplies by, transposed; and, marked as such, of the
+    matrices that products of several graphs multiply by."""
     tables: dict[tuple[int, ...], set[str]] = {}
-    products: list[tuple[onnx.NodeProto, onnx.TensorProto]] = []
-    for model in models:
+    products: dict[tuple[int, ...], list[tuple[int, onnx.NodeProto, onnx.TensorProto]]] = {}
+    for number, model in enumerate(models):
         weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
         for node in model.graph.node:
             if node.op_type == "Gather" and node.input[0] in weights:
                 table = weights[node.input[0]]
                 tables.setdefault(tuple(table.dims), set()).add(_digest(numpy_helper.to_array(table)))
             elif node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
-                products.append((node, weights[node.input[1]]))
+                tensor = weights[node.input[1]]
+                turned = node.op_type == "Gemm" and attribute(node, "transB", 0)
+                shape = tuple(tensor.dims) if turned else tuple(reversed(tensor.dims))
+                products.setdefault(shape, []).append((number, node, tensor))
     found: set[str] = set()
-    for node, tensor in products:
-        turned = node.op_type == "Gemm" and attribute(node, "transB", 0)
-        shape = tuple(tensor.dims) if turned else tuple(reversed(tensor.dims))
-        if shape in tables:
-            found |= tables[shape] & {_digest(_rows_of(node, numpy_helper.to_array(tensor)))}
+    for shape, multiplied in products.items():
+        if shape not in tables and len({number for number, *_ in multiplied}) == 1:
+            continue  # nothing to compare with
+        graphs: dict[str, set[int]] = {}
+        for number, node, tensor in multiplied:
+            graphs.setdefault(_digest(_rows_of(node, numpy_helper.to_array(tensor))), set()).add(number)
+        found |= graphs.keys() & tables.get(shape, set())
+        found |= {_in_several_graphs(digest) for digest, readers in graphs.items() if len(readers) > 1}
     return frozenset(found)
 
 
@@ -124,8 +140,22 @@ class _Writer:
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self._opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
         self._request, self._bits = request, bits
+        self._settings: WeightSettings = request.settings or _DEFAULTS[bits]
+        self._output_layers = _output_layers(model) if self._settings.head == EIGHT else frozenset()
+        self._inputs = _inputs_of_products(model, frozenset(request.nodes))
+        self._moments = self._moments_of(model) if self._settings.rounding == GPTQ else None
         self._quantized_rows: set[str] = set()
         self.weights: dict[str, NDArray[Any]] = {}
+
+    def _moments_of(self, model: onnx.ModelProto) -> Moments:
+        if self._request.calibration is None:
+            raise OptionError(
+                f"rounding={GPTQ} needs samples of what the products multiply, and there are none; pass --data FILE, or take "
+                f"--set rounding={HQQ}, which needs no samples"
+            )
+        products = (node for node in model.graph.node if node.name in self._inputs)
+        widths = {self._inputs[node.name]: _width(node, self._tensors[node.input[1]]) for node in products}
+        return Moments(model, widths, self._request.calibration)
 
     def product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         x, weight, *rest = node.input
@@ -134,17 +164,28 @@ class _Writer:
         rows = _rows_of(node, numpy_helper.to_array(self._tensors[weight]))
         if node.op_type == "Gemm":
             weight = f"{weight}.{node.name}"  # two of them may transpose or scale one weight differently
-        make = self._by_rows if self._request.many_rows else self._by_blocks
-        nodes = make(x, weight, rows, output)
+        digest = _digest(rows) if self._request.tied else ""
+        tied = digest in self._request.tied
+        alone = not tied and _in_several_graphs(digest) not in self._request.tied
+        moments = self._moments.of(self._inputs[node.name]) if alone and self._moments is not None else None
+        if self._request.many_rows:
+            nodes = self._by_rows(x, weight, rows, output, moments)
+        else:
+            nodes = self._by_blocks(x, weight, rows, output, self._bits_of(tied or node.name in self._output_layers), moments)
         if bias is not None:
             nodes.append(helper.make_node("Add", [output, bias], [node.output[0]]))
         for number, made in enumerate(nodes):
             made.name = f"{node.name}.{number}" if number else node.name
         return nodes
 
-    def _by_blocks(self, x: str, weight: str, rows: Array, output: str) -> list[onnx.NodeProto]:
+    def _bits_of(self, is_head: bool) -> int:
+        return 8 if is_head and self._settings.head == EIGHT else self._bits
+
+    def _by_blocks(
+        self, x: str, weight: str, rows: Array, output: str, bits: int, moments: Array | None
+    ) -> list[onnx.NodeProto]:
         outputs, inputs = rows.shape
-        blocks = pack(rows, self._bits, block_size(inputs))
+        blocks = rounded(rows, bits, self._settings, moments)
         names = self._kept(weight, blocks, blocks.numbers)
         made = helper.make_node(
             "MatMulNBits",
@@ -159,23 +200,24 @@ class _Writer:
         )
         return [made]
 
-    def _by_rows(self, x: str, weight: str, rows: Array, output: str) -> list[onnx.NodeProto]:
+    def _by_rows(self, x: str, weight: str, rows: Array, output: str, moments: Array | None) -> list[onnx.NodeProto]:
         made: Made = ([], {})
         if x not in self._quantized_rows:
             self._quantized_rows.add(x)
             made = quantize_rows(x, self._opset)
-        nodes, weights = multiply_rows(x, weight, np.ascontiguousarray(rows.T), output)
+        columns_of = partial(rounded_columns, settings=self._settings, moments=moments)
+        nodes, weights = multiply_rows(x, weight, np.ascontiguousarray(rows.T), output, columns_of)
         self.weights |= made[1] | weights
         return made[0] + nodes
 
     def gather(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         table = numpy_helper.to_array(self._tensors[node.input[0]])
         tied = _digest(table) in self._request.tied
-        blocks = pack(table, self._bits if tied else 8, block_size(table.shape[1]))
-        numbers, scales, zeros = self._kept(f"{node.input[0]}.table", blocks, blocks.numbers.reshape(len(table), -1))
+        blocks = rounded(table, self._bits_of(True) if tied else 8, self._settings)
+        numbers, scales, *zeros = self._kept(f"{node.input[0]}.table", blocks, blocks.numbers.reshape(len(table), -1))
         made = helper.make_node(
             "GatherBlockQuantized",
-            [numbers, node.input[1], scales, zeros],
+            [numbers, node.input[1], scales, *zeros],
             list(node.output),
             name=node.name,
             domain=_MICROSOFT,
@@ -186,10 +228,37 @@ class _Writer:
         )
         return [made]
 
-    def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> tuple[str, str, str]:
-        names = (f"{weight}.blocks", f"{weight}.scales", f"{weight}.zeros")
-        self.weights |= dict(zip(names, (numbers, blocks.scales, blocks.zeros), strict=True))
-        return names
+    def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> list[str]:
+        """The names of numbers, scales and, if there are any, zero points."""
+        arrays = {f"{weight}.blocks": numbers, f"{weight}.scales": blocks.scales}
+        if blocks.zeros is not None:
+            arrays[f"{weight}.zeros"] = blocks.zeros
+        self.weights |= arrays
+        return list(arrays)
+
+
+def _inputs_of_products(model: onnx.ModelProto, names: frozenset[str]) -> dict[str, Inputs]:
+    """What each product multiplies its weight with; products that share a weight have all their inputs in common."""
+    by_weight: dict[tuple[str, int], list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        if node.name in names and node.op_type != "Gather":
+            turned = attribute(node, "transB", 0) if node.op_type == "Gemm" else 0
+            by_weight.setdefault((node.input[1], turned), []).append(node)
+    return {
+        node.name: tuple(dict.fromkeys(other.input[0] for other in nodes)) for nodes in by_weight.values() for node in nodes
+    }
+
+
+def _output_layers(model: onnx.ModelProto) -> frozenset[str]:
+    """The products whose result is an output of the graph, as it is or after a bias, a scale or a choice."""
+    wiring = Wiring.of(model)
+    above = (node for value in model.graph.output for node in wiring.upstream(value.name, _AFTER_THE_OUTPUT_LAYER))
+    return frozenset(node.name for node in above if node.op_type in ("MatMul", "Gemm"))
+
+
+def _width(node: onnx.NodeProto, matrix: onnx.TensorProto) -> int:
+    turned = node.op_type == "Gemm" and attribute(node, "transB", 0)
+    return int(matrix.dims[1 if turned else 0])
 
 
 def _rows_of(node: onnx.NodeProto, matrix: Array) -> Array:
@@ -202,6 +271,10 @@ def _rows_of(node: onnx.NodeProto, matrix: Array) -> Array:
 
 def _digest(table: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(table).tobytes()).hexdigest()
+
+
+def _in_several_graphs(digest: str) -> str:
+    return f"in several graphs: {digest}"
 
 
 def _drop_unread_nodes(model: onnx.ModelProto) -> None:
@@ -223,6 +296,7 @@ def _scheme(bits: int, description: str, *, has_many_rows: bool) -> Scheme:
         why_not=why_not,
         takes_text=True,
         has_many_rows=has_many_rows,
+        settings=_DEFAULTS[bits],
     )
 
 

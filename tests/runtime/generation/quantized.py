@@ -24,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 
 from exporters.quantized_graphs import convert, draft
 from exporters.quantizers import weights as weights_module
-from exporters.quantizers.blocks import block_size, pack, unpack
-from exporters.quantizers.rows import Made, quantize_columns
+from exporters.quantizers.blocks import unpack
+from exporters.quantizers.rounding import rounded, rounded_columns
+from exporters.quantizers.rows import Columns, Made
 from runtime.bundle import Bundle, write_bundle
 
 FP32, INT8, MANY_ROWS, INT4 = "fp32", "int8-weights", "int8-weights-many-rows", "int4-weights"
@@ -50,9 +51,9 @@ def write_quantized(bundle: Bundle, scheme: str, target: Path, *, exact: bool) -
     write_bundle(target, manifest, files)
 
 
-def _multiply_exactly(x: str, weight: str, matrix: Any, output: str) -> Made:
+def _multiply_exactly(x: str, weight: str, matrix: Any, output: str, columns_of: Columns) -> Made:
     """Weights already multiplied out: onnxruntime would turn numbers with a scale into a product of rounded activations."""
-    numbers, scales = quantize_columns(matrix)
+    numbers, scales = columns_of(matrix)
     return [helper.make_node("MatMul", [x, f"{weight}.columns"], [output])], {f"{weight}.columns": numbers * scales}
 
 
@@ -62,6 +63,7 @@ class _Rounded(TorchFunctionMode):
     def __init__(self, network: Any, bits: int, *, by_columns: bool) -> None:
         super().__init__()
         self._bits, self._by_columns = bits, by_columns
+        self._settings = {8: weights_module.EIGHT_BIT, 4: weights_module.FOUR_BIT}[bits].settings
         self._tied = network.embedding.weight if network.output.weight is None else None
         self._kept: dict[tuple[Any, Tensor], Tensor] = {}
 
@@ -74,11 +76,11 @@ class _Rounded(TorchFunctionMode):
         if (function, weight) not in self._kept:
             rows = weight.detach().numpy()
             if function is functional.linear and self._by_columns:
-                numbers, scales = quantize_columns(rows.T)
+                numbers, scales = rounded_columns(rows.T, self._settings)
                 stored = np.ascontiguousarray((numbers * scales).T)
             else:
                 bits = self._bits if function is functional.linear or weight is self._tied else 8
-                stored = unpack(pack(rows, bits, block_size(rows.shape[1])), rows.shape[1])
+                stored = unpack(rounded(rows, bits, self._settings), rows.shape[1])
             self._kept[function, weight] = torch.from_numpy(stored)
         return self._kept[function, weight]
 

@@ -16,15 +16,16 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from runtime.errors import DataError, FeedError
 from runtime.signature import TensorSpec, bind_sizes
 
-from .graph import copy_of, drop_unread_weights, signature_of
+from .graph import signature_of
 
 BINS = 4096
 _AT_ONCE = 256 << 20  # bytes of a batch's activations
+_LARGE = 1 << 16  # bytes of a weight
 _QUIET_SECONDS = 10.0  # between two lines of progress
 _IN_A_PIECE = 1 << 20  # values that are counted at once
 
@@ -222,30 +223,51 @@ def _run(session: ort.InferenceSession, names: Sequence[str], feeds: Feeds, numb
 
 
 def session_for(model: onnx.ModelProto, names: Sequence[str], more: Sequence[onnx.NodeProto] = ()) -> ort.InferenceSession:
-    """A session that computes these tensors, perhaps by `more` nodes, and nothing that they do not need."""
-    part = copy_of(model)
-    part.graph.node.extend(more)
-    _keep_needed(part.graph, names)
-    del part.graph.output[:]
-    del part.graph.value_info[:]
+    """A session that computes these tensors, perhaps by `more` nodes, and nothing that they do not need.
+
+    Large weights are handed over where they are: as part of a serialized model they would be in memory four times.
+    """
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    nodes = _needed([*model.graph.node, *more], names)
+    part.graph.name = "part"
+    part.graph.node.extend(nodes)
+    part.graph.input.extend(model.graph.input)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)  # onnxruntime infers the types
-    drop_unread_weights(part)
-    serialized = part.SerializeToString()
-    del part  # a large network is not in memory more often than it must be
+    read = {name for node in nodes for name in _read_by(node)}
+    large: dict[str, ort.OrtValue] = {}
+    for tensor in model.graph.initializer:
+        if tensor.name in read and len(tensor.raw_data) >= _LARGE:
+            large[tensor.name] = ort.OrtValue.ortvalue_from_numpy(numpy_helper.to_array(tensor))
+            part.graph.initializer.append(_elsewhere(tensor))
+        elif tensor.name in read:
+            part.graph.initializer.append(tensor)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = False  # it would keep the room of the largest batch for good
-    return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    options.add_external_initializers(list(large), list(large.values()))
+    session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session.weights = large  # it reads them where they are
+    return session
 
 
-def _keep_needed(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+def _elsewhere(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    place = onnx.StringStringEntryProto(key="location", value="given")
+    return onnx.TensorProto(
+        name=tensor.name,
+        data_type=tensor.data_type,
+        dims=tensor.dims,
+        data_location=onnx.TensorProto.EXTERNAL,
+        external_data=[place],
+    )
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], names: Sequence[str]) -> list[onnx.NodeProto]:
     wanted, kept = set(names), []
-    for node in reversed(graph.node):
+    for node in reversed(nodes):
         if wanted & set(node.output):
-            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
+            kept.append(node)
             wanted.update(_read_by(node))
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
+    return kept[::-1]
 
 
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:

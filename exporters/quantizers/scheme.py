@@ -63,11 +63,11 @@ class Request:
     narrowed: bool  # the user chose operators; then only those are touched
     calibration: Samples | None
     settings: Any = None  # a dataclass of the kind that the scheme has
+    many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
+    tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
     statistics: Statistics | None = None  # of the same samples, as far as they have been gathered
     remark: Callable[[Remark], None] = _ignore
     progress: Callable[[str], None] = _ignore
-    many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
-    tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ def built(
     progress: Callable[[str], None] = lambda step: None,
 ) -> Made:
     """What the parts make of `bundle`, written into `folder`; refused if that is nothing, or does not run."""
-    converted = convert_parts(bundle, parts, calibration)
+    converted = convert_parts(bundle, parts, calibration, progress)
     if for_size:
         converted = converted.without(MANY)
     scheme = parts[0].scheme if len(parts) == 1 else MIXED

@@ -6,26 +6,28 @@ whole texts take that one, and a decoder comes in both: `decoder`, and `decoder.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import onnx
 
 from runtime.bundle import DECODER, MANY, Bundle, GoldenEntry, Manifest, lineage_step
 from runtime.errors import EdgekitError, QuantizationRefused
-from runtime.machine import cpu_features
 from runtime.signature import GraphSignature
 
+from .calibration import Statistics
 from .graph import operators_of, read_model, requirements_of
 from .quantizers import scheme_for
-from .quantizers.scheme import Calibration, NodeDecision, Request, Scheme, decide_all, with_node_names
+from .quantizers.scheme import Calibration, NodeDecision, Remark, Request, Scheme, decide_all, with_node_names
 from .quantizers.weights import tied_tables
 from .weights import pack_graphs
 
-_INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+# A search converts one bundle many times, and what its activations are like does not change with it.
+_GATHERED: WeakKeyDictionary[Calibration, dict[tuple[str, str], Statistics]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,12 @@ def convert(
     return convert_parts(bundle, (Part(scheme, settings, only, exclude),), calibration)
 
 
-def convert_parts(bundle: Bundle, parts: Sequence[Part], calibration: Calibration | None = None) -> Converted:
+def convert_parts(
+    bundle: Bundle,
+    parts: Sequence[Part],
+    calibration: Calibration | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Converted:
     """Every node goes to the first part that takes it."""
     models = {name: with_node_names(read_model(bundle.graph_path(name))) for name in bundle.manifest.graphs}
     schemes = [scheme_for(part.scheme, bundle.manifest) for part in parts]
@@ -75,7 +82,10 @@ def convert_parts(bundle: Bundle, parts: Sequence[Part], calibration: Calibratio
                 if label not in known or not known[label].quantized:
                     known[label] = replace(decision, node=label)
     for part, scheme, decisions in sorted(work, key=lambda item: _turn(item[1])):
-        models = _with_part(bundle, part, scheme, models, decisions, calibration)
+        models, remarks = _with_part(bundle, part, scheme, models, decisions, calibration, progress)
+        for label, remark in remarks.items():
+            reason = f"{known[label].reason}; {remark.text}"
+            known[label] = replace(known[label], reason=reason, cpu_features=remark.cpu_features)
     return Converted(models, tuple(known.values()))
 
 
@@ -106,14 +116,18 @@ def _with_part(
     models: Mapping[str, onnx.ModelProto],
     decisions: Mapping[str, Mapping[str, NodeDecision]],
     calibration: Calibration | None,
-) -> dict[str, onnx.ModelProto]:
+    progress: Callable[[str], None],
+) -> tuple[dict[str, onnx.ModelProto], dict[str, Remark]]:
+    """The models, and what was found out about nodes, by the names that decisions give them."""
     tied = tied_tables(models.values()) if scheme.takes_text else frozenset()
     made = dict(models)
+    remarks: dict[str, Remark] = {}
     for name, model in models.items():
         source = DECODER if name == MANY else name
         quantized = [decision for decision in decisions[source].values() if decision.quantized]
         if not quantized:
             continue
+        labels = {decision.node: label for label, decision in decisions[source].items()}
         request = Request(
             model=model,
             nodes=tuple(decision.node for decision in quantized),
@@ -121,13 +135,28 @@ def _with_part(
             narrowed=bool(part.only or part.exclude or part.nodes is not None),
             calibration=None if calibration is None else partial(calibration, source),
             settings=scheme.settings if part.settings is None else part.settings,
+            statistics=None if calibration is None else _statistics(bundle, source, calibration),
+            remark=partial(_note, remarks, labels),
+            progress=progress if len(models) == 1 else partial(_tell, progress, name),
             many_rows=scheme.has_many_rows and (name == MANY or _reads_whole_texts(bundle.manifest.graphs[name].signature)),
             tied=tied,
         )
         made[name] = _apply(scheme, request)
         if name == DECODER and scheme.has_many_rows and MANY not in models:
             made[MANY] = _apply(scheme, replace(request, many_rows=True))
-    return made
+    return made, remarks
+
+
+def _statistics(bundle: Bundle, graph: str, calibration: Calibration) -> Statistics:
+    return _GATHERED.setdefault(calibration, {}).setdefault((bundle.seal, graph), Statistics())
+
+
+def _note(remarks: dict[str, Remark], labels: Mapping[str, str], remark: Remark) -> None:
+    remarks[labels[remark.node]] = remark
+
+
+def _tell(progress: Callable[[str], None], graph: str, line: str) -> None:
+    progress(f"{graph}: {line}")
 
 
 def _apply(scheme: Scheme, request: Request) -> onnx.ModelProto:
@@ -155,8 +184,7 @@ def draft(bundle: Bundle, converted: Converted, scheme: str) -> tuple[Manifest, 
         GoldenEntry(name, golden.file) for name, source in sources.items() for golden in old.goldens if golden.graph == source
     ]
     requirements = requirements_of(*converted.models.values())
-    if any(node.scheme is not None and node.scheme.startswith("int8") for node in converted.nodes):
-        requirements["cpu_features"] = [feature for feature in cpu_features() if feature in _INT8_FEATURES]
+    requirements["cpu_features"] = list(dict.fromkeys(name for node in converted.nodes for name in node.cpu_features))
     replaced = {name for graph in old.graphs.values() for name in (graph.file, *graph.weights)}
     others: dict[str, bytes | Path] = {name: bundle.root / name for name in old.files if name not in replaced}
     manifest = replace(

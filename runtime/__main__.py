@@ -49,6 +49,8 @@ def verify_command(path: str, device: str, as_json: bool) -> int:
             print(json.dumps({"bundle": path, "passed": False, "problem": str(error)}, indent=1))
         print(f"NOT verified: {error}", file=sys.stderr)
         return 1
+    for warning in report.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     print(json.dumps(report.to_json(), indent=1) if as_json else "\n".join(report.lines()))
     return 0 if report else 1
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bundle import Bundle
-from .machine import describe_machine
+from .machine import cpu_features, describe_machine
 from .session import Session
 from .state import specified
 
@@ -34,6 +34,7 @@ class ParityReport:
     device: str
     comparisons: tuple[OutputComparison, ...]
     machine: dict[str, Any]
+    warnings: tuple[str, ...] = ()  # of what the goldens may not show
 
     def __bool__(self) -> bool:
         return bool(self.comparisons) and all(self.comparisons)
@@ -45,6 +46,7 @@ class ParityReport:
             "device": self.device,
             "comparisons": [vars(item) | {"passed": bool(item), "shape": list(item.shape)} for item in self.comparisons],
             "machine": self.machine,
+            "warnings": list(self.warnings),
         }
 
     def lines(self) -> list[str]:
@@ -73,7 +75,18 @@ def verify_bundle(path: str | Path, *, device: str = "cpu", threads: int | None 
             allowed = bundle.manifest.tolerance[entry.graph][output].allowed
             comparisons.append(compare(entry.file, output, actual[output], reference, allowed))
     taken = next(iter(sessions.values())).device
-    return ParityReport(bundle.manifest.name, taken, tuple(comparisons), describe_machine())
+    return ParityReport(bundle.manifest.name, taken, tuple(comparisons), describe_machine(), _warnings(bundle, taken))
+
+
+def _warnings(bundle: Bundle, device: str) -> tuple[str, ...]:
+    """Of a CPU without the instructions that a quantized bundle needs to compute as it did where it was made."""
+    needed = bundle.manifest.requirements.get("cpu_features") or []
+    if device != "cpu" or not needed or set(needed) & set(cpu_features()):
+        return ()
+    return (
+        f"this CPU has none of {', '.join(needed)}: int8 products of {bundle.manifest.name} can saturate here, so that answers "
+        "to other inputs may be wrong even where the goldens agree; quantize the original with --set reduce_range=always",
+    )
 
 
 def compare(golden: str, output: str, actual: NDArray[Any], reference: NDArray[Any], allowed: float) -> OutputComparison:

@@ -24,10 +24,12 @@ from .data.arrays import load_feeds
 from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
 from .opening import takes_text
+from .text_calibration import text_calibration
 from .text_evaluation import Progress, evaluate_text
 
 _BATCH = 64
 _CALIBRATION_ROWS = 512  # measured ranges of min-max settle well before that on the networks here
+_CALIBRATION_BYTES = 4 << 20  # of the samples in a batch
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,14 @@ def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
 def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration | None]:
     """How to judge variants of `bundle`, and samples to calibrate on. Without labels: agreement with `bundle` itself."""
     if takes_text(bundle.manifest):
-        if path is not None:
-            raise OptionError(
-                f"--data is for networks on images and columns so far, and {bundle.root.name} takes text; leave it out: "
-                "quality is then measured on the network's own answers"
-            )
+        calibration = text_calibration(bundle, path)
         if generates(bundle):
-            return quality_of_text(bundle), None
+            return quality_of_text(bundle), calibration
+        goldens = [inputs for _, inputs, _ in bundle.goldens()]
+        return _agreement(bundle, goldens, "the goldens' inputs"), calibration
     recorded = bundle.manifest.data
-    on_text = takes_text(bundle.manifest)
     unknown = path is None and recorded is not None and recorded["name"] not in DATASETS  # the user's own, and not at hand
-    found = None if unknown or on_text else data_for(bundle, path)
+    found = None if unknown else data_for(bundle, path)
     if found is not None:
         spec = bundle.graph()[1].signature.inputs[0]
         metric = METRICS[bundle.manifest.task]
@@ -145,7 +144,8 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
             lambda variant: metric.compute(predict_all(variant, found.test.inputs), found.test.targets),
             found.description,
         )
-        return quality, lambda graph: ({spec.name: part} for part in _parts(rows, _row_limit(bundle)))
+        at_once = _rows_at_once(bundle, rows)
+        return quality, lambda graph: ({spec.name: part} for part in _parts(rows, at_once))
     if path is None:
         return _agreement(bundle, [inputs for _, inputs, _ in bundle.goldens()], "the goldens' inputs"), None
     batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
@@ -216,6 +216,12 @@ def _feed_parts(bundle: Bundle, feeds: dict[str, NDArray[Any]]) -> Iterator[dict
 def _row_limit(bundle: Bundle) -> int:
     first = bundle.graph()[1].signature.inputs[0].shape[0]
     return first if isinstance(first, int) else _BATCH
+
+
+def _rows_at_once(bundle: Bundle, rows: NDArray[Any]) -> int:
+    """To calibrate on: fewer where they are large, as the activations that are looked at are then larger still."""
+    first = bundle.graph()[1].signature.inputs[0].shape[0]
+    return first if isinstance(first, int) else max(1, min(_BATCH, _CALIBRATION_BYTES * len(rows) // max(1, rows.nbytes)))
 
 
 def _parts(rows: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:

@@ -48,8 +48,8 @@ def evaluate_text(
     return metrics, rows, where
 
 
-def text_for(bundle: Bundle, path: str | None) -> tuple[TextData, str]:
-    """The held-out part of what a bundle was trained on; or all texts of another file."""
+def text_for(bundle: Bundle, path: str | None, part: str = "test") -> tuple[TextData, str]:
+    """The held-out part of what a bundle was trained on, or the "training" part; or all texts of another file."""
     recorded = bundle.manifest.data or {}
     known = {item.name for item in fields(DataSettings)}
     settings = DataSettings(**{key: value for key, value in recorded.items() if key in known and value is not None})
@@ -61,8 +61,8 @@ def text_for(bundle: Bundle, path: str | None) -> tuple[TextData, str]:
     data: Any = load_data(replace(settings, limit=None, task=None), tasks=(task,), takes=("tokens",))
     used = data.limited(settings.limit) if settings.limit else data
     if recorded.get("fingerprint") == used.fingerprint:
-        test = split_texts(used, settings)[2]
-        return test, f"the test part of {used.name}, {len(test)} texts"
+        found = split_texts(used, settings)[0 if part == "training" else 2]
+        return found, f"the {part} part of {used.name}, {len(found)} texts"
     if path is None:
         raise DataError(f"{data.name} is not the data the network was trained on any more; pass data with --data PATH")
     return data, f"all {len(data)} texts of {Path(path).name}"

@@ -2,14 +2,14 @@
 
 from runtime.bundle import Manifest
 
-from . import by_row, fp16, int8_dynamic, int8_static, weights
+from . import by_row, fp16, int8_dynamic, int8_static, static_text, weights
 from .scheme import Scheme
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (int8_dynamic.SCHEME, int8_static.SCHEME, fp16.SCHEME, fp16.BF16, weights.EIGHT_BIT, weights.FOUR_BIT)
 }
-_ON_TOKENS = {scheme.name: scheme for scheme in (by_row.ON_TOKENS,)}  # in place of the one above
+_ON_TOKENS = {scheme.name: scheme for scheme in (by_row.ON_TOKENS, static_text.ON_TOKENS)}  # in place of the one above
 
 
 def scheme_for(name: str, manifest: Manifest) -> Scheme:

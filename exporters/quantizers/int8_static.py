@@ -1,58 +1,104 @@
-"""int8-static: weights and activations in int8, with ranges calibrated on training data (QDQ form).
+"""int8-static: weights and activations in int8, with ranges calibrated on samples (QDQ form).
 
-Weights are symmetric int8, per output channel where there are convolutions; activations are asymmetric uint8. A graph of
-matrix products alone takes one scale a tensor: LeNet's measured 0.99 of fp32's latency against 1.01 with one a channel (one
-run, intervals that touch). Matrix products hand on float32: what follows them is usually an activation function that would
-only have to convert back (measured: 6 % faster).
+Weights are symmetric int8, per output channel where there are convolutions; activations are asymmetric uint8, or int8 with
+`types=s8s8`. A graph of matrix products alone takes one scale a tensor: LeNet's measured 0.99 of fp32's latency against 1.01
+with one a channel (one run, intervals that touch). Matrix products hand on float32: what follows them is usually an activation
+function that would only have to convert back (measured: 6 % faster).
 
-Weights take seven of their eight bits (see REDUCED_RANGE in scheme.py): the answers are then the same on every CPU.
+Weights take seven of their eight bits (see saturation.py): the answers are then the same on every CPU. With
+`reduce_range=auto` they do where, by the samples, eight bits could saturate; other data could still reach further, so that it
+is not the default.
+
+Networks on tokens: static_text.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import onnx
 
-from ..calibration import activation_ranges
 from .quiet import quiet
-from .scheme import REDUCED_RANGE, Request, Scheme
+from .ranges import Range
+from .scheme import Request, Scheme
+from .static_settings import StaticSettings, observed, output_axis, ranges_for, reduced_products
+
+_OPERATORS = ("MatMul", "Gemm", "Conv")
 
 
 def apply(request: Request) -> onnx.ModelProto:
+    settings: StaticSettings = request.settings
+    per_channel = "Conv" in request.operators if settings.per_channel is None else settings.per_channel
+    products = [node for node in request.model.graph.node if node.name in request.nodes]
+    found = observed(request, _quantized_tensors(request, per_channel), products)
+    ranges = ranges_for(settings, found)
+    reduced = reduced_products(request, products, found, ranges, lambda node: per_channel)
+    full = [node for node in products if node.name not in reduced]
+    return _converted(request, per_channel, ranges, full).model.model
+
+
+def _quantized_tensors(request: Request, per_channel: bool) -> list[str]:
+    """The activations that onnxruntime's quantizer will quantize, found by letting it, with ranges that mean nothing."""
+    weights = {tensor.name for tensor in request.model.graph.initializer}
+    tried = _converted(request, per_channel, {}, ())
+    return [name for name in tried.quantized_value_map if name not in weights]
+
+
+def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range], full: Any) -> Any:
+    """onnxruntime's quantizer, done. Weights of `full` products have all their eight bits."""
     from onnxruntime.quantization import CalibrationMethod, QuantType
     from onnxruntime.quantization.calibrate import TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
     from onnxruntime.quantization.registry import QDQRegistry
 
-    assert request.calibration is not None
-    ranges = activation_ranges(request.model, request.calibration())
+    model = onnx.shape_inference.infer_shapes(request.model)
+    # It looks up ranges also of tensors that it then does not quantize, such as a convolution's before its ReLU.
+    known = dict.fromkeys(_float_tensors(model), (0.0, 1.0)) | dict(ranges)
     tensors = TensorsData(
-        CalibrationMethod.MinMax, {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
+        CalibrationMethod.MinMax, {name: (np.float32(low), np.float32(high)) for name, (low, high) in known.items()}
     )
     # On everything, the operators between convolutions (pooling, addition, …) stay in int8 as well.
     operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators})
-    weighted = {node.name for node in request.model.graph.node if node.op_type in SCHEME.operators}
+    weighted = {node.name for node in request.model.graph.node if node.op_type in _OPERATORS}
+    overrides = {node.input[1]: [_full_range(node, per_channel)] for node in full}
     with quiet():
         quantizer = QDQQuantizer(
-            onnx.shape_inference.infer_shapes(request.model),
-            per_channel="Conv" in request.operators,
-            reduce_range=REDUCED_RANGE,
+            model,
+            per_channel=per_channel,
+            reduce_range=True,
             weight_qType=QuantType.QInt8,
-            activation_qType=QuantType.QUInt8,
+            activation_qType=QuantType.QInt8 if request.settings.types == "s8s8" else QuantType.QUInt8,
             tensors_range=tensors,
             nodes_to_quantize=[],
             nodes_to_exclude=sorted(weighted - set(request.nodes)),
             op_types_to_quantize=operators,
-            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
+            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"], "TensorQuantOverrides": overrides},
         )
         quantizer.quantize_model()
-    return quantizer.model.model
+    return quantizer
+
+
+def _full_range(node: onnx.NodeProto, per_channel: bool) -> dict[str, Any]:
+    from onnxruntime.quantization import QuantType
+
+    choice: dict[str, Any] = {"quant_type": QuantType.QInt8, "reduce_range": False, "symmetric": True}
+    return choice | ({"axis": output_axis(node)} if per_channel else {})
+
+
+def _float_tensors(model: onnx.ModelProto) -> list[str]:
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    floats = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    return sorted(floats - weights)
 
 
 SCHEME = Scheme(
     name="int8-static",
     description="int8 weights and activations, ranges calibrated on training data",
-    operators=("MatMul", "Gemm", "Conv"),
+    operators=_OPERATORS,
     needs_calibration=True,
     apply=apply,
+    settings=StaticSettings(),
 )

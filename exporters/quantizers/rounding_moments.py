@@ -6,17 +6,15 @@ order in which they will be asked for: each group is one pass over the samples, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from runtime.errors import DataError
 
-from ..graph import copy_of, drop_unread_weights
+from ..calibration import Samples, session_for
 from .blocks import Array
-from .scheme import Feeds, Samples
 
 Inputs = tuple[str, ...]  # the tensors that one weight is multiplied with: several where products share it
 
@@ -50,11 +48,12 @@ class Moments:
         names = list(dict.fromkeys(name for inputs in group for name in inputs))
         given = {value.name for value in self._model.graph.input}
         computed = [name for name in names if name not in given]
-        session = _session_for(self._model, computed) if computed else None
+        session = session_for(self._model, computed) if computed else None
         totals = {inputs: np.zeros((self._widths[inputs],) * 2, np.float32) for inputs in group}
         rows = dict.fromkeys(group, 0)
         for number, feeds in enumerate(self._samples(), 1):
-            found = dict(feeds) | ({} if session is None else _run(session, computed, feeds))
+            answers = () if session is None else session.run(computed, dict(feeds))
+            found = dict(feeds) | dict(zip(computed, answers, strict=True))
             for inputs in group:
                 for name in inputs:
                     values = found[name].reshape(-1, self._widths[inputs])
@@ -67,21 +66,3 @@ class Moments:
         if not all(rows.values()):
             raise DataError("there is no calibration data; pass --data with at least one sample")
         return totals
-
-
-def _run(session: ort.InferenceSession, names: Sequence[str], feeds: Feeds) -> dict[str, Array]:
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
-
-
-def _session_for(model: onnx.ModelProto, names: list[str]) -> ort.InferenceSession:
-    """A session that computes these tensors, and nothing after the last of them."""
-    part = copy_of(model)
-    wanted = set(names)
-    last = max(place for place, node in enumerate(part.graph.node) if wanted & set(node.output))
-    del part.graph.node[last + 1 :]
-    del part.graph.output[:]
-    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)  # onnxruntime infers the types
-    drop_unread_weights(part)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    return ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])

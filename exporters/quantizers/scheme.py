@@ -8,10 +8,10 @@ from math import prod
 from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 
+from ..calibration import Feeds, Samples, Statistics
 from ..graph import copy_of
 
 # CPUs with AVX2 and no VNNI add two products of uint8 and int8 in 16 bits, which overflow: on such a machine a plain MLP was
@@ -26,9 +26,7 @@ HALVES = ("fp16", "bf16")  # schemes that convert no input
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the float32 weights
-Feeds = Mapping[str, NDArray[Any]]
-Samples = Callable[[], Iterable[Feeds]]  # what a graph is calibrated on, batch by batch, again from the start at every call
-Calibration = Callable[[str], Iterable[Feeds]]  # … of the graph of this name
+Calibration = Callable[[str], Iterable[Feeds]]  # the samples of the graph of this name, again from the start at every call
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,20 @@ class NodeDecision:
     quantized: bool
     reason: str
     scheme: str | None = None  # that took it
+    cpu_features: tuple[str, ...] = ()  # a device without any of these may give other answers
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a scheme found out about a node while it quantized it."""
+
+    node: str
+    text: str
+    cpu_features: tuple[str, ...] = ()
+
+
+def _ignore(said: Any) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,9 @@ class Request:
     settings: Any = None  # a dataclass of the kind that the scheme has
     many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
     tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
+    statistics: Statistics | None = None  # of the same samples, as far as they have been gathered
+    remark: Callable[[Remark], None] = _ignore
+    progress: Callable[[str], None] = _ignore
 
 
 @dataclass(frozen=True)

@@ -67,14 +67,15 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
+def why_not(node: onnx.NodeProto, shapes: Shapes, *, divisible: bool = True) -> str | None:
+    """With `divisible`, rows of a table must be cut into blocks."""
     if node.op_type == "Gather":
         table = shapes.get(node.input[0], ())
         if len(table) != 2 or attribute(node, "axis", 0) != 0:
             return "only tables whose rows are taken whole have a quantized form"
         if table[0] * table[1] < _SMALLEST_TABLE:
             return f"{table[0] * table[1]} weights are too few to save anything"
-        return f"its rows of {table[1]} cannot be divided into blocks of 16" if table[1] % 16 else None
+        return f"its rows of {table[1]} cannot be divided into blocks of 16" if divisible and table[1] % 16 else None
     if len(shapes.get(node.input[1], ())) != 2:
         return "only products by a constant matrix on the right have a quantized form"
     if node.op_type == "Gemm" and (attribute(node, "transA", 0) or attribute(node, "beta", 1.0) != 1.0):
@@ -92,7 +93,7 @@ def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
         for node in model.graph.node:
             if node.op_type == "Gather" and node.input[0] in weights:
                 table = weights[node.input[0]]
-                tables.setdefault(tuple(table.dims), set()).add(_digest(numpy_helper.to_array(table)))
+                tables.setdefault(tuple(table.dims), set()).add(digest_of(numpy_helper.to_array(table)))
             elif node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
                 tensor = weights[node.input[1]]
                 turned = node.op_type == "Gemm" and attribute(node, "transB", 0)
@@ -104,7 +105,7 @@ def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
             continue  # nothing to compare with
         graphs: dict[str, set[int]] = {}
         for number, node, tensor in multiplied:
-            graphs.setdefault(_digest(_rows_of(node, numpy_helper.to_array(tensor))), set()).add(number)
+            graphs.setdefault(digest_of(rows_of(node, numpy_helper.to_array(tensor))), set()).add(number)
         found |= graphs.keys() & tables.get(shape, set())
         found |= {_in_several_graphs(digest) for digest, readers in graphs.items() if len(readers) > 1}
     return frozenset(found)
@@ -161,10 +162,10 @@ class _Writer:
         x, weight, *rest = node.input
         bias = rest[0] if rest and rest[0] else None
         output = node.output[0] if bias is None else f"{node.output[0]}.product"
-        rows = _rows_of(node, numpy_helper.to_array(self._tensors[weight]))
+        rows = rows_of(node, numpy_helper.to_array(self._tensors[weight]))
         if node.op_type == "Gemm":
             weight = f"{weight}.{node.name}"  # two of them may transpose or scale one weight differently
-        digest = _digest(rows) if self._request.tied else ""
+        digest = digest_of(rows) if self._request.tied else ""
         tied = digest in self._request.tied
         alone = not tied and _in_several_graphs(digest) not in self._request.tied
         moments = self._moments.of(self._inputs[node.name]) if alone and self._moments is not None else None
@@ -212,7 +213,7 @@ class _Writer:
 
     def gather(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         table = numpy_helper.to_array(self._tensors[node.input[0]])
-        tied = _digest(table) in self._request.tied
+        tied = digest_of(table) in self._request.tied
         blocks = rounded(table, self._bits_of(True) if tied else 8, self._settings)
         numbers, scales, *zeros = self._kept(f"{node.input[0]}.table", blocks, blocks.numbers.reshape(len(table), -1))
         made = helper.make_node(
@@ -261,7 +262,7 @@ def _width(node: onnx.NodeProto, matrix: onnx.TensorProto) -> int:
     return int(matrix.dims[1 if turned else 0])
 
 
-def _rows_of(node: onnx.NodeProto, matrix: Array) -> Array:
+def rows_of(node: onnx.NodeProto, matrix: Array) -> Array:
     """The weight of a product with its outputs first."""
     if node.op_type != "Gemm":
         return np.ascontiguousarray(matrix.T)
@@ -269,7 +270,7 @@ def _rows_of(node: onnx.NodeProto, matrix: Array) -> Array:
     return np.ascontiguousarray(turned * np.float32(attribute(node, "alpha", 1.0)))
 
 
-def _digest(table: Array) -> str:
+def digest_of(table: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(table).tobytes()).hexdigest()
 
 

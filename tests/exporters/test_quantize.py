@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,12 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
-from exporters.calibration import activation_ranges
 from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, judge, quantize
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import decide, with_node_names
 from runtime.bundle import Bundle
-from runtime.errors import DataError, OptionError, QuantizationRefused, UnknownName
+from runtime.errors import OptionError, QuantizationRefused, UnknownName
 from runtime.metrics import METRICS
 from runtime.session import Session
 from runtime.statistics import Estimate
@@ -192,37 +190,6 @@ def test_unknown_schemes_and_missing_calibration_are_told(wide: Bundle, tmp_path
         quantize(wide, tmp_path / "q.bundle", scheme="int8-statick", quality=agreement_with(wide), threads=1)
     with pytest.raises(OptionError, match="pass --data"):
         quantize(wide, tmp_path / "q.bundle", scheme="int8-static", quality=agreement_with(wide), threads=1)
-
-
-def test_ranges_equal_those_of_all_samples_at_once() -> None:
-    model = wide_model()
-    ranges = activation_ranges(model, samples())
-    everything = np.concatenate([feeds["x"] for feeds in samples()])
-    hidden = everything @ onnx.numpy_helper.to_array(model.graph.initializer[0])
-    assert ranges["x"] == pytest.approx((everything.min(), everything.max()))
-    assert ranges["h"] == pytest.approx((hidden.min(), hidden.max()), rel=1e-4)
-    assert ranges["r"][0] == 0
-
-
-def test_calibration_streams_in_bounded_memory() -> None:
-    """A hundred times the samples must not take a hundred times the memory."""
-
-    def peak(count: int) -> int:
-        tracemalloc.start()
-        activation_ranges(wide_model(64), samples(64, count))
-        high = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return high
-
-    peak(1)
-    assert peak(400) < 1.5 * peak(4)
-
-
-def test_calibration_data_that_is_empty_or_not_finite_is_refused() -> None:
-    with pytest.raises(DataError, match="no calibration data"):
-        activation_ranges(wide_model(), iter(()))
-    with pytest.raises(DataError, match="NaN or infinite"):
-        activation_ranges(wide_model(), iter([{"x": np.full((1, 256), np.nan, np.float32)}]))
 
 
 def test_lenet_int8_on_its_fully_connected_layers_is_small_and_as_good(exported: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""int8-weights and int4-weights: weights of matrix products and embeddings in blocks (blocks.py), computed in int8.
+"""int8-weights and int4-weights: weights of products, embeddings and recurrent layers in blocks (blocks.py), computed in int8.
 
 One row at a time, as a decoder does, a product is bound by reading its weights: MatMulNBits reads a quarter or an eighth of the
 bytes. Gemm becomes a product and a sum. An embedding is read by GatherBlockQuantized; if the output layer is tied to it, both
@@ -8,7 +8,7 @@ averaged out.
 How weights are rounded: rounding.py. A matrix that is read elsewhere too (by an embedding, by another graph) is rounded without
 samples under gptq, so that it is the same bytes everywhere.
 
-For many rows at once int8-weights has another form, see rows.py.
+For many rows at once int8-weights has another form, see rows.py. Recurrent layers: recurrent.py.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ from runtime.errors import OptionError
 from ..graph import copy_of, drop_unread_weights
 from ..wiring import Wiring, attribute
 from .blocks import Array, Blocks
+from .recurrent import AUTO, INT8, OPERATORS, Layer, arithmetic_of
+from .recurrent import why_not as why_not_recurrent
 from .rounding import EIGHT, GPTQ, HQQ, WeightSettings, rounded, rounded_columns
 from .rounding_moments import Inputs, Moments
 from .rows import Made, multiply_rows, quantize_rows
 from .scheme import Request, Scheme, Shapes
+from .steps import Lookup, Steps
 
 _MICROSOFT = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
 _SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
+_PRODUCTS = ("MatMul", "Gemm")
+_DROPPED = ("Transpose", "Gather", "GatherBlockQuantized")
 _DEFAULTS = {8: WeightSettings(), 4: WeightSettings(rounding=HQQ)}  # at 8 bit nothing is left to gain
 _AFTER_THE_OUTPUT_LAYER = ("Add", "Mul", "Div", "Cast", "Identity", "Softmax", "LogSoftmax", "TopK", "ArgMax")
 
@@ -68,6 +73,8 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
+    if node.op_type in OPERATORS:
+        return why_not_recurrent(node, shapes)
     if node.op_type == "Gather":
         table = shapes.get(node.input[0], ())
         if len(table) != 2 or attribute(node, "axis", 0) != 0:
@@ -80,6 +87,11 @@ def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
     if node.op_type == "Gemm" and (attribute(node, "transA", 0) or attribute(node, "beta", 1.0) != 1.0):
         return "a Gemm that transposes its input or scales its bias has no quantized form"
     return None
+
+
+def how(node: onnx.NodeProto, shapes: Shapes, settings: Any) -> str:
+    wanted = getattr(settings, "recurrence", AUTO)
+    return arithmetic_of(node, shapes, wanted)[1] if node.op_type in OPERATORS else "chosen"
 
 
 def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
@@ -119,6 +131,8 @@ def apply(request: Request, *, bits: int) -> onnx.ModelProto:
             nodes.append(node)
         elif node.op_type == "Gather":
             nodes += writer.gather(node)
+        elif node.op_type in OPERATORS:
+            nodes += writer.recurrent(node)
         else:
             nodes += writer.product(node)
     del model.graph.node[:]
@@ -127,6 +141,7 @@ def apply(request: Request, *, bits: int) -> onnx.ModelProto:
     model.graph.initializer.extend(
         numpy_helper.from_array(array, name) for name, array in writer.weights.items() if name not in known
     )
+    _drop_unread_nodes(model)
     drop_unread_weights(model)
     if not any(item.domain == _MICROSOFT for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
@@ -138,6 +153,7 @@ class _Writer:
 
     def __init__(self, model: onnx.ModelProto, request: Request, bits: int) -> None:
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._wiring = Wiring.of(model)
         self._opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
         self._request, self._bits = request, bits
         self._settings: WeightSettings = request.settings or _DEFAULTS[bits]
@@ -182,11 +198,21 @@ class _Writer:
         return 8 if is_head and self._settings.head == EIGHT else self._bits
 
     def _by_blocks(
-        self, x: str, weight: str, rows: Array, output: str, bits: int, moments: Array | None
+        self,
+        x: str,
+        weight: str,
+        rows: Array,
+        output: str,
+        bits: int,
+        moments: Array | None = None,
+        bias: Array | None = None,
     ) -> list[onnx.NodeProto]:
         outputs, inputs = rows.shape
         blocks = rounded(rows, bits, self._settings, moments)
         names = self._kept(weight, blocks, blocks.numbers)
+        if bias is not None:
+            self.weights[f"{weight}.bias"] = bias
+            names = [*names, *[""] * (4 - len(names)), f"{weight}.bias"]
         made = helper.make_node(
             "MatMulNBits",
             [x, *names],
@@ -214,19 +240,97 @@ class _Writer:
         table = numpy_helper.to_array(self._tensors[node.input[0]])
         tied = _digest(table) in self._request.tied
         blocks = rounded(table, self._bits_of(True) if tied else 8, self._settings)
-        numbers, scales, *zeros = self._kept(f"{node.input[0]}.table", blocks, blocks.numbers.reshape(len(table), -1))
-        made = helper.make_node(
+        return [self._taken(f"{node.input[0]}.table", blocks, (len(table),), node.input[1], node.output[0], node.name)]
+
+    def _taken(
+        self, table: str, blocks: Blocks, shape: tuple[int, ...], indices: str, output: str, name: str
+    ) -> onnx.NodeProto:
+        """Rows of a table (*shape, width)."""
+        numbers, scales, *zeros = self._kept(table, blocks, blocks.numbers.reshape(*shape, -1))
+        for part in (scales, *zeros):
+            self.weights[part] = self.weights[part].reshape(*shape, -1)
+        return helper.make_node(
             "GatherBlockQuantized",
-            [numbers, node.input[1], scales, *zeros],
-            list(node.output),
-            name=node.name,
+            [numbers, indices, scales, *zeros],
+            [output],
+            name=name,
             domain=_MICROSOFT,
             bits=blocks.bits,
             block_size=blocks.size,
             gather_axis=0,
-            quantize_axis=1,
+            quantize_axis=len(shape),
         )
-        return [made]
+
+    def recurrent(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        shapes = {name: tuple(tensor.dims) for name, tensor in self._tensors.items()}
+        if arithmetic_of(node, shapes, self._settings.recurrence)[0] != INT8:
+            return self._stored(node)
+        arrays = [numpy_helper.to_array(self._tensors[name]) if name else None for name in node.input[1:4]]
+        inputs, states, bias = [*arrays, None][:3]
+        assert inputs is not None
+        assert states is not None
+        layer = Layer.of(node, inputs, states, bias)
+        wanted = {name for name in node.output if name in self._wiring.outputs or self._wiring.readers.get(name)}
+        steps = Steps(node, layer, self._opset, self._multiplied, self._lookup(node, layer), wanted)
+        nodes = steps.nodes()
+        self.weights |= steps.weights
+        return nodes
+
+    def _stored(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Behind nodes that depend on constants alone."""
+        made = []
+        for place in (1, 2):
+            weight = node.input[place]
+            array = numpy_helper.to_array(self._tensors[weight])
+            blocks = rounded(array.reshape(-1, array.shape[-1]), self._bits, self._settings)
+            all_of_them, whole = f"{weight}.directions", f"{weight}.{node.name}"
+            self.weights[all_of_them] = np.arange(len(array))
+            output = f"{whole}.wide" if array.shape[-1] % blocks.size else whole
+            made.append(self._taken(f"{weight}.stored", blocks, array.shape[:2], all_of_them, output, f"{whole}.stored"))
+            if output != whole:
+                ends = [f"{whole}.{end}" for end in ("start", "end", "axis")]
+                self.weights |= zip(ends, (np.array([value]) for value in (0, array.shape[-1], 2)), strict=True)
+                made.append(helper.make_node("Slice", [output, *ends], [whole], name=f"{whole}.Slice"))
+            node.input[place] = whole
+        return [*made, node]
+
+    def _multiplied(
+        self, x: str, weight: str, rows: Array, output: str, bias: Array | None, *, of_state: bool
+    ) -> list[onnx.NodeProto]:
+        """For steps.py."""
+        if not self._request.many_rows or (of_state and not self._request.large_batch):
+            return self._by_blocks(x, weight, rows, output, self._bits, bias=bias)
+        if bias is None:
+            return self._by_rows(x, weight, rows, output, None)
+        self.weights[f"{weight}.bias"] = bias
+        product = f"{output}.product"
+        return [
+            *self._by_rows(x, weight, rows, product, None),
+            helper.make_node("Add", [product, f"{weight}.bias"], [output], name=f"{output}.Add"),
+        ]
+
+    def _lookup(self, node: onnx.NodeProto, layer: Layer) -> Lookup | None:
+        """If the inputs are rows of a small table: what the gates are for each of its rows."""
+        turned = self._wiring.maker(node.input[0])
+        if turned is None or turned.op_type != "Transpose" or list(attribute(turned, "perm", [])) != [1, 0, 2]:
+            return None
+        source = self._wiring.maker(turned.input[0])
+        table = None if source is None or source.op_type != "Gather" else self._wiring.value(source.input[0])
+        if source is None or table is None or table.ndim != 2 or attribute(source, "axis", 0) != 0:
+            return None
+        if len(table) > table.shape[1] or layer.bias.size % 16:  # larger than the product's own weights
+            return None
+        tokens = source.input[1]
+
+        def lookup(rows: Array, gates: str) -> list[onnx.NodeProto]:
+            blocks = rounded(table @ rows.T + layer.bias.reshape(-1), 8, self._settings)
+            by_step = f"{gates}.{tokens}"
+            return [
+                helper.make_node("Transpose", [tokens], [by_step], name=by_step, perm=[1, 0]),
+                self._taken(f"{gates}.table", blocks, (len(table),), by_step, gates, gates),
+            ]
+
+        return lookup
 
     def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> list[str]:
         """The names of numbers, scales and, if there are any, zero points."""
@@ -241,7 +345,7 @@ def _inputs_of_products(model: onnx.ModelProto, names: frozenset[str]) -> dict[s
     """What each product multiplies its weight with; products that share a weight have all their inputs in common."""
     by_weight: dict[tuple[str, int], list[onnx.NodeProto]] = {}
     for node in model.graph.node:
-        if node.name in names and node.op_type != "Gather":
+        if node.name in names and node.op_type in _PRODUCTS:
             turned = attribute(node, "transB", 0) if node.op_type == "Gemm" else 0
             by_weight.setdefault((node.input[1], turned), []).append(node)
     return {
@@ -278,10 +382,13 @@ def _in_several_graphs(digest: str) -> str:
 
 
 def _drop_unread_nodes(model: onnx.ModelProto) -> None:
-    """Transposes that nothing reads any more."""
+    """Transposes and rows of tables that nothing reads any more."""
     wiring = Wiring.of(model)
-    for node in list(model.graph.node):
-        if node.op_type == "Transpose" and node.output[0] not in wiring.outputs and not wiring.readers.get(node.output[0]):
+    read = {name: len(readers) for name, readers in wiring.readers.items()}
+    for node in reversed(list(model.graph.node)):
+        if node.op_type in _DROPPED and node.output[0] not in wiring.outputs and not read.get(node.output[0]):
+            for name in set(node.input):
+                read[name] -= 1
             model.graph.node.remove(node)
 
 
@@ -289,11 +396,12 @@ def _scheme(bits: int, description: str, *, has_many_rows: bool) -> Scheme:
     return Scheme(
         name=f"int{bits}-weights",
         description=description,
-        operators=("MatMul", "Gemm", "Gather"),
+        operators=(*_PRODUCTS, "Gather", *OPERATORS),
         needs_calibration=False,
         apply=partial(apply, bits=bits),
         prepare=prepare,
         why_not=why_not,
+        how=how,
         takes_text=True,
         has_many_rows=has_many_rows,
         settings=_DEFAULTS[bits],

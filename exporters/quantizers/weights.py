@@ -28,13 +28,13 @@ from runtime.errors import OptionError
 from ..graph import copy_of, drop_unread_weights
 from ..wiring import Wiring, attribute
 from .blocks import Array, Blocks
-from .recurrent import AUTO, INT8, OPERATORS, Layer, arithmetic_of
+from .recurrent import AUTO, OPERATORS, arithmetic_of
 from .recurrent import why_not as why_not_recurrent
+from .recurrent_writer import RecurrentWriter
 from .rounding import EIGHT, GPTQ, HQQ, WeightSettings, rounded, rounded_columns
 from .rounding_moments import Inputs, Moments
 from .rows import Made, multiply_rows, quantize_rows
 from .scheme import Request, Scheme, Shapes
-from .steps import Lookup, Steps
 
 _MICROSOFT = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
@@ -240,15 +240,11 @@ class _Writer:
         table = numpy_helper.to_array(self._tensors[node.input[0]])
         tied = _digest(table) in self._request.tied
         blocks = rounded(table, self._bits_of(True) if tied else 8, self._settings)
-        return [self._taken(f"{node.input[0]}.table", blocks, (len(table),), node.input[1], node.output[0], node.name)]
+        return [self._taken(f"{node.input[0]}.table", blocks, node.input[1], node.output[0], node.name)]
 
-    def _taken(
-        self, table: str, blocks: Blocks, shape: tuple[int, ...], indices: str, output: str, name: str
-    ) -> onnx.NodeProto:
-        """Rows of a table (*shape, width)."""
-        numbers, scales, *zeros = self._kept(table, blocks, blocks.numbers.reshape(*shape, -1))
-        for part in (scales, *zeros):
-            self.weights[part] = self.weights[part].reshape(*shape, -1)
+    def _taken(self, table: str, blocks: Blocks, indices: str, output: str, name: str) -> onnx.NodeProto:
+        """Rows of a table."""
+        numbers, scales, *zeros = self._kept(table, blocks, blocks.numbers.reshape(len(blocks.numbers), -1))
         return helper.make_node(
             "GatherBlockQuantized",
             [numbers, indices, scales, *zeros],
@@ -258,46 +254,20 @@ class _Writer:
             bits=blocks.bits,
             block_size=blocks.size,
             gather_axis=0,
-            quantize_axis=len(shape),
+            quantize_axis=1,
         )
 
     def recurrent(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        shapes = {name: tuple(tensor.dims) for name, tensor in self._tensors.items()}
-        if arithmetic_of(node, shapes, self._settings.recurrence)[0] != INT8:
-            return self._stored(node)
-        arrays = [numpy_helper.to_array(self._tensors[name]) if name else None for name in node.input[1:4]]
-        inputs, states, bias = [*arrays, None][:3]
-        assert inputs is not None
-        assert states is not None
-        layer = Layer.of(node, inputs, states, bias)
-        wanted = {name for name in node.output if name in self._wiring.outputs or self._wiring.readers.get(name)}
-        steps = Steps(node, layer, self._opset, self._multiplied, self._lookup(node, layer), wanted)
-        nodes = steps.nodes()
-        self.weights |= steps.weights
+        nodes, weights = RecurrentWriter(
+            self._wiring, self._opset, self._bits, self._settings, self._multiplied, self._taken
+        ).written(node)
+        self.weights |= weights
         return nodes
-
-    def _stored(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Behind nodes that depend on constants alone."""
-        made = []
-        for place in (1, 2):
-            weight = node.input[place]
-            array = numpy_helper.to_array(self._tensors[weight])
-            blocks = rounded(array.reshape(-1, array.shape[-1]), self._bits, self._settings)
-            all_of_them, whole = f"{weight}.directions", f"{weight}.{node.name}"
-            self.weights[all_of_them] = np.arange(len(array))
-            output = f"{whole}.wide" if array.shape[-1] % blocks.size else whole
-            made.append(self._taken(f"{weight}.stored", blocks, array.shape[:2], all_of_them, output, f"{whole}.stored"))
-            if output != whole:
-                ends = [f"{whole}.{end}" for end in ("start", "end", "axis")]
-                self.weights |= zip(ends, (np.array([value]) for value in (0, array.shape[-1], 2)), strict=True)
-                made.append(helper.make_node("Slice", [output, *ends], [whole], name=f"{whole}.Slice"))
-            node.input[place] = whole
-        return [*made, node]
 
     def _multiplied(
         self, x: str, weight: str, rows: Array, output: str, bias: Array | None, *, of_state: bool
     ) -> list[onnx.NodeProto]:
-        """For steps.py."""
+        """A product of a recurrent layer."""
         if not self._request.many_rows or (of_state and not self._request.large_batch):
             return self._by_blocks(x, weight, rows, output, self._bits, bias=bias)
         if bias is None:
@@ -308,29 +278,6 @@ class _Writer:
             *self._by_rows(x, weight, rows, product, None),
             helper.make_node("Add", [product, f"{weight}.bias"], [output], name=f"{output}.Add"),
         ]
-
-    def _lookup(self, node: onnx.NodeProto, layer: Layer) -> Lookup | None:
-        """If the inputs are rows of a small table: what the gates are for each of its rows."""
-        turned = self._wiring.maker(node.input[0])
-        if turned is None or turned.op_type != "Transpose" or list(attribute(turned, "perm", [])) != [1, 0, 2]:
-            return None
-        source = self._wiring.maker(turned.input[0])
-        table = None if source is None or source.op_type != "Gather" else self._wiring.value(source.input[0])
-        if source is None or table is None or table.ndim != 2 or attribute(source, "axis", 0) != 0:
-            return None
-        if len(table) > table.shape[1] or layer.bias.size % 16:  # larger than the product's own weights
-            return None
-        tokens = source.input[1]
-
-        def lookup(rows: Array, gates: str) -> list[onnx.NodeProto]:
-            blocks = rounded(table @ rows.T + layer.bias.reshape(-1), 8, self._settings)
-            by_step = f"{gates}.{tokens}"
-            return [
-                helper.make_node("Transpose", [tokens], [by_step], name=by_step, perm=[1, 0]),
-                self._taken(f"{gates}.table", blocks, (len(table),), by_step, gates, gates),
-            ]
-
-        return lookup
 
     def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> list[str]:
         """The names of numbers, scales and, if there are any, zero points."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from . import (
     fold_batchnorm,
+    fold_embedding,
     fuse_attention,
     fuse_bias_gelu,
     fuse_gelu,
@@ -14,11 +15,14 @@ from . import (
     gemm_to_matmul,
     pack_attention,
     pack_projections,
+    skip_slices,
 )
 from .engine import Rewrite
 
 REWRITES: tuple[Rewrite[Any], ...] = (
     fold_batchnorm.REWRITE,
+    fold_embedding.REWRITE,
+    skip_slices.REWRITE,
     fuse_layernorm.REWRITE,
     fuse_gelu.REWRITE,
     fuse_attention.REWRITE,

@@ -13,8 +13,8 @@ context is made anew at each step, from all encoder outputs m_j:
     s_t = cell([E y_{t-1}; context_t], s_{t-1})
     logits_t = W_o maxout(R [s_t; context_t; E y_{t-1}] + b_R) + b_o,   maxout: the larger of each pair of units
 
-The context is only ever multiplied, by parts C of the cell's and of R's weights, and C Σ_j a_tj m_j = Σ_j a_tj (C m_j): so C m_j
-is what attention sums up, computed once for a source. At the default sizes a step then takes a third of the multiplications.
+The context is only ever multiplied, by parts C of the cell's and of R's weights, and C Σ_j a_tj m_j = Σ_j a_tj (C m_j): so
+C m_j is what attention sums up, computed once for a source. At the default sizes a step then takes a third of the products.
 
 With several layers s_{t-1} in e_tj and s_t in the logits are the top layer's. Two differences from the paper: the logits see
 s_t where the paper has s_{t-1}, and the first state is made of both directions' last states, not of the backward one alone.
@@ -159,7 +159,7 @@ class AttentionDecoder(nn.Module):
         """
         keys, values, mask = memory
         first, *above = self.cells
-        gates: int = first.weight_hh.shape[0]  # type: ignore[assignment]
+        gates = len(first.weight_hh)  # type: ignore[arg-type]
         widths = [gates, inputs.shape[2] - gates]
         states = list(zip(*(part.unbind(0) for part in state), strict=True))  # one (h,) or (h, c) a layer
         tops, readouts = [], []

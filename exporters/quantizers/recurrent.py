@@ -54,9 +54,9 @@ def arithmetic_of(node: onnx.NodeProto, shapes: Shapes, wanted: str = AUTO) -> t
 
 
 def _only_the_operator_can(node: onnx.NodeProto, shapes: Shapes) -> str | None:
-    unusual = {name for name in ("clip", "layout", "input_forget", "activation_alpha", "activation_beta") if attribute(node, name)}
-    if unusual:
-        return f"it has {sorted(unusual)[0]}"
+    for name in ("clip", "layout", "input_forget", "activation_alpha", "activation_beta"):
+        if attribute(node, name):
+            return f"it has {name}"
     if len(node.input) > 7 and node.input[7]:
         return "it has peepholes"
     if len(node.input) > 3 and node.input[3] and node.input[3] not in shapes:

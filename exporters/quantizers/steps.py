@@ -68,9 +68,7 @@ class Nodes:
 
     def halves(self, x: str, axis: int) -> list[str]:
         outputs = [f"{self.name('Split')}.{number}" for number in range(2)]
-        return self.several(
-            "Split", (x,), outputs, axis=axis, **({"num_outputs": 2} if self.opset >= _SPLIT_COUNTS else {})
-        )
+        return self.several("Split", (x,), outputs, axis=axis, **({"num_outputs": 2} if self.opset >= _SPLIT_COUNTS else {}))
 
     def axis(self, operator: str, x: str, axis: int, output: str = "") -> str:
         """Squeeze or Unsqueeze."""
@@ -90,7 +88,7 @@ class Steps:
         self._x, self._names, self._lengths, self._initial = given[0], given[1:3], given[4], given[5:7]
         self._states = 2 if layer.kind == "LSTM" else 1
         outputs = [name if name in wanted else "" for name in node.output]
-        self._y, *self._finals = [*outputs, *[""] * (3 - len(outputs))]
+        self._y, self._finals = outputs[0], outputs[1:]
         self.weights: dict[str, NDArray[Any]] = {}
         self._main = Nodes(node.name, opset, self.weights)
         self._inner = Nodes(f"{node.name}.step", opset, self.weights)

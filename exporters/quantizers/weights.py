@@ -14,7 +14,7 @@ For many rows at once int8-weights has another form, see rows.py. Recurrent laye
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
 
@@ -127,6 +127,8 @@ def apply(request: Request, *, bits: int) -> onnx.ModelProto:
     writer = _Writer(model, request, bits)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
+        if node.name in writer.joined:
+            continue
         if node.name not in request.nodes:
             nodes.append(node)
         elif node.op_type == "Gather":
@@ -161,6 +163,8 @@ class _Writer:
         self._inputs = _inputs_of_products(model, frozenset(request.nodes))
         self._moments = self._moments_of(model) if self._settings.rounding == GPTQ else None
         self._quantized_rows: set[str] = set()
+        self._biases = {} if request.many_rows else _biases_after(self._wiring, self._tensors, frozenset(request.nodes))
+        self.joined = {add.name for add in self._biases.values()}  # nodes that are part of the product before them
         self.weights: dict[str, NDArray[Any]] = {}
 
     def _moments_of(self, model: onnx.ModelProto) -> Moments:
@@ -175,8 +179,9 @@ class _Writer:
 
     def product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         x, weight, *rest = node.input
-        bias = rest[0] if rest and rest[0] else None
-        output = node.output[0] if bias is None else f"{node.output[0]}.product"
+        bias, output = rest[0] if rest and rest[0] else None, node.output[0]
+        if (after := self._biases.get(node.name)) is not None:
+            bias, output = next(name for name in after.input if name != output), after.output[0]
         rows = _rows_of(node, numpy_helper.to_array(self._tensors[weight]))
         if node.op_type == "Gemm":
             weight = f"{weight}.{node.name}"  # two of them may transpose or scale one weight differently
@@ -184,12 +189,15 @@ class _Writer:
         tied = digest in self._request.tied
         alone = not tied and _in_several_graphs(digest) not in self._request.tied
         moments = self._moments.of(self._inputs[node.name]) if alone and self._moments is not None else None
+        is_vector = bias in self._tensors and tuple(self._tensors[bias].dims) == (len(rows),)
+        product = output if bias is None or (is_vector and not self._request.many_rows) else f"{output}.product"
         if self._request.many_rows:
-            nodes = self._by_rows(x, weight, rows, output, moments)
+            nodes = self._by_rows(x, weight, rows, product, moments)
         else:
-            nodes = self._by_blocks(x, weight, rows, output, self._bits_of(tied or node.name in self._output_layers), moments)
-        if bias is not None:
-            nodes.append(helper.make_node("Add", [output, bias], [node.output[0]]))
+            bits = self._bits_of(tied or node.name in self._output_layers)
+            nodes = self._by_blocks(x, weight, rows, product, bits, moments, bias if product == output else None)
+        if product != output:
+            nodes.append(helper.make_node("Add", [product, bias], [output]))
         for number, made in enumerate(nodes):
             made.name = f"{node.name}.{number}" if number else node.name
         return nodes
@@ -205,14 +213,13 @@ class _Writer:
         output: str,
         bits: int,
         moments: Array | None = None,
-        bias: Array | None = None,
+        bias: str | None = None,
     ) -> list[onnx.NodeProto]:
         outputs, inputs = rows.shape
         blocks = rounded(rows, bits, self._settings, moments)
         names = self._kept(weight, blocks, blocks.numbers)
         if bias is not None:
-            self.weights[f"{weight}.bias"] = bias
-            names = [*names, *[""] * (4 - len(names)), f"{weight}.bias"]
+            names = [*names, *[""] * (4 - len(names)), bias]
         made = helper.make_node(
             "MatMulNBits",
             [x, *names],
@@ -268,16 +275,17 @@ class _Writer:
         self, x: str, weight: str, rows: Array, output: str, bias: Array | None, *, of_state: bool
     ) -> list[onnx.NodeProto]:
         """A product of a recurrent layer."""
+        added = None
+        if bias is not None:
+            added = f"{weight}.bias"
+            self.weights[added] = bias
         if not self._request.many_rows or (of_state and not self._request.large_batch):
-            return self._by_blocks(x, weight, rows, output, self._bits, bias=bias)
-        if bias is None:
+            return self._by_blocks(x, weight, rows, output, self._bits, bias=added)
+        if added is None:
             return self._by_rows(x, weight, rows, output, None)
-        self.weights[f"{weight}.bias"] = bias
         product = f"{output}.product"
-        return [
-            *self._by_rows(x, weight, rows, product, None),
-            helper.make_node("Add", [product, f"{weight}.bias"], [output], name=f"{output}.Add"),
-        ]
+        add = helper.make_node("Add", [product, added], [output], name=f"{output}.Add")
+        return [*self._by_rows(x, weight, rows, product, None), add]
 
     def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> list[str]:
         """The names of numbers, scales and, if there are any, zero points."""
@@ -298,6 +306,21 @@ def _inputs_of_products(model: onnx.ModelProto, names: frozenset[str]) -> dict[s
     return {
         node.name: tuple(dict.fromkeys(other.input[0] for other in nodes)) for nodes in by_weight.values() for node in nodes
     }
+
+
+def _biases_after(wiring: Wiring, weights: Container[str], names: frozenset[str]) -> dict[str, onnx.NodeProto]:
+    """Product → the sum with a bias that alone reads it."""
+    found = {}
+    for node in wiring.nodes:
+        if node.name not in names or node.op_type != "MatMul" or node.output[0] in wiring.outputs:
+            continue
+        readers = wiring.readers.get(node.output[0], [])
+        if len(readers) == 1 and readers[0].op_type == "Add" and readers[0].domain in ("", "ai.onnx"):
+            other = [name for name in readers[0].input if name != node.output[0]]
+            bias = wiring.constants.get(other[0]) if len(other) == 1 and other[0] in weights else None
+            if bias is not None and len(bias.dims) == 1 and list(bias.dims) == [wiring.constants[node.input[1]].dims[1]]:
+                found[node.name] = readers[0]
+    return found
 
 
 def _output_layers(model: onnx.ModelProto) -> frozenset[str]:

@@ -14,6 +14,7 @@ from . import (
     fuse_skip_layernorm,
     gemm_to_matmul,
     pack_attention,
+    pack_gemms,
     pack_projections,
     skip_slices,
 )
@@ -28,6 +29,7 @@ REWRITES: tuple[Rewrite[Any], ...] = (
     fuse_attention.REWRITE,
     gemm_to_matmul.REWRITE,
     pack_projections.REWRITE,
+    pack_gemms.REWRITE,
     pack_attention.REWRITE,
     fuse_bias_gelu.REWRITE,
     fuse_skip_layernorm.REWRITE,

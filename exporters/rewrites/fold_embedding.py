@@ -42,8 +42,8 @@ def pattern(node: ir.Node) -> EmbeddedProduct | None:
     for _, bias in either_way(user) if user is not None and is_op(user, "Add") else ():
         array = array_of(bias)
         if array is not None and array.shape == (matrix.shape[1],):
-            return EmbeddedProduct(user, gather, node.inputs[1], bias)  # type: ignore[arg-type]
-    return EmbeddedProduct(node, gather, node.inputs[1], None)  # type: ignore[arg-type]
+            return EmbeddedProduct(user, gather, node.inputs[1], bias)
+    return EmbeddedProduct(node, gather, node.inputs[1], None)
 
 
 def condition(found: EmbeddedProduct, context: Context) -> str | None:

@@ -13,6 +13,9 @@ context is made anew at each step, from all encoder outputs m_j:
     s_t = cell([E y_{t-1}; context_t], s_{t-1})
     logits_t = W_o maxout(R [s_t; context_t; E y_{t-1}] + b_R) + b_o,   maxout: the larger of each pair of units
 
+The context is only ever multiplied, by parts C of the cell's and of R's weights, and C Σ_j a_tj m_j = Σ_j a_tj (C m_j): so
+C m_j is what attention sums up, computed once for a source. At the default sizes a step then takes a third of the products.
+
 With several layers s_{t-1} in e_tj and s_t in the logits are the top layer's. Two differences from the paper: the logits see
 s_t where the paper has s_{t-1}, and the first state is made of both directions' last states, not of the backward one alone.
 """
@@ -144,39 +147,40 @@ class AttentionDecoder(nn.Module):
         super().__init__()
         hidden = config.hidden
         self.step = STEPS[config.kind]
-        self.embedding_width = config.embedding
         self.attention = AdditiveAttention(query_width=hidden, key_width=memory_width, hidden=hidden)
         self.dropout = nn.Dropout(config.dropout)
         inputs = [config.embedding + memory_width] + [hidden] * (config.layers - 1)
         self.cells = nn.ModuleList(CELLS[config.kind](size, hidden) for size in inputs)
 
-    def forward(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """embedded (batch, time, embedding) → top states (batch, time, hidden), contexts (batch, time, width), new state"""
+    def forward(self, inputs: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        """inputs (batch, time, given) → top states (batch, time, hidden), what is given to the readout (batch, time, 2·maxout),
+        and the new state. `inputs` are what embeddings give to the first cell's gates and, behind that, to the readout; so are
+        the memory's values (batch, source, given).
+        """
         keys, values, mask = memory
         first, *above = self.cells
-        from_embedding, from_context = first.weight_ih.split([self.embedding_width, values.shape[2]], dim=1)  # type: ignore
-        # All that does not depend on the step before is computed for all steps at once; unbind, unlike indexing in the loop,
-        # puts the gradient together once.
-        gates = functional.linear(embedded, from_embedding, first.bias_ih).unbind(1)  # type: ignore[arg-type]
+        gates = len(first.weight_hh)  # type: ignore[arg-type]
+        widths = [gates, inputs.shape[2] - gates]
         states = list(zip(*(part.unbind(0) for part in state), strict=True))  # one (h,) or (h, c) a layer
-        tops, contexts = [], []
-        for of_embedding in gates:
-            context, _ = self.attention(states[-1][0], keys, values, mask)  # (batch, width)
-            states[0] = self._advance(first, of_embedding + functional.linear(context, from_context), states[0])
+        tops, readouts = [], []
+        for of_embedding in inputs.unbind(1):  # which, unlike indexing in the loop, puts the gradient together once
+            of_context, _ = self.attention(states[-1][0], keys, values, mask)  # (batch, given)
+            to_gates, to_readout = (of_embedding + of_context).split(widths, dim=-1)
+            states[0] = self._advance(first, to_gates, states[0])
             for layer, cell in enumerate(above, start=1):
                 below = functional.linear(self.dropout(states[layer - 1][0]), cell.weight_ih, cell.bias_ih)  # type: ignore
                 states[layer] = self._advance(cell, below, states[layer])
             tops.append(states[-1][0])
-            contexts.append(context)
+            readouts.append(to_readout)
         after = tuple(torch.stack(parts) for parts in zip(*states, strict=True))
-        return torch.stack(tops, dim=1), torch.stack(contexts, dim=1), after
+        return torch.stack(tops, dim=1), torch.stack(readouts, dim=1), after
 
     def _advance(self, cell: nn.Module, gates: Tensor, state: State) -> State:
         return self.step(gates, state, cell.weight_hh, cell.bias_hh)  # type: ignore[arg-type]
 
 
 class AttentionSeq2Seq(nn.Module):
-    """memory = (projected keys, encoder outputs, source mask), batch first; state = (h,) or (h, c), (layers, batch, hidden).
+    """memory = (projected keys, projected values, source mask), batch first; state = (h,) or (h, c), (layers, batch, hidden).
 
     A forward hook on `decoder.attention` sees the weights (batch, source) of each step.
     """
@@ -200,7 +204,19 @@ class AttentionSeq2Seq(nn.Module):
         outputs, _, state = self.encoder(source, lengths)
         outputs = self.dropout(outputs)
         keys = self.decoder.attention.project_keys(outputs)  # (batch, source, hidden)
-        return (keys, outputs, real_positions(source.shape[1], lengths)), state
+        _, of_context = self._given()
+        values = functional.linear(outputs, of_context)  # (batch, source, given)
+        return (keys, values, real_positions(source.shape[1], lengths)), state
+
+    def _given(self) -> tuple[Tensor, Tensor]:
+        """Weights by which an embedding and a context give to the gates of the first cell and, behind these, to the readout."""
+        embedding, hidden = self.embedding.embedding_dim, self.decoder.attention.query.in_features
+        to_gates: Tensor = self.decoder.cells[0].weight_ih  # type: ignore[assignment]  # of [embedding; context]
+        to_readout = self.readout.weight  # of [state; context; embedding]
+        return (
+            torch.cat([to_gates[:, :embedding], to_readout[:, -embedding:]]),
+            torch.cat([to_gates[:, embedding:], to_readout[:, hidden:-embedding]]),
+        )
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -209,8 +225,11 @@ class AttentionSeq2Seq(nn.Module):
     def decode(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, State]:
         """tokens (batch, time) → logits (batch, time, target_vocabulary) and the state after the last token"""
         embedded = self.dropout(self.embedding(tokens))  # (batch, time, embedding)
-        h, contexts, state = self.decoder(embedded, memory, state)
-        pairs = self.readout(torch.cat([h, contexts, embedded], dim=-1)).unflatten(-1, (-1, 2))  # (batch, time, maxout, 2)
+        of_embedding, _ = self._given()
+        biases = torch.cat([self.decoder.cells[0].bias_ih, self.readout.bias])  # type: ignore[list-item]
+        h, given, state = self.decoder(functional.linear(embedded, of_embedding, biases), memory, state)
+        of_state = functional.linear(h, self.readout.weight[:, : h.shape[-1]])
+        pairs = (given + of_state).unflatten(-1, (-1, 2))  # (batch, time, maxout, 2)
         return self.output(self.dropout(pairs.amax(dim=-1))), state
 
     def forward(self, source: Tensor, tokens: Tensor) -> Tensor:

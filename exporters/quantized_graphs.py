@@ -100,7 +100,7 @@ def decisions_of(
     """Graph → what a report calls a node → whether this part takes it, and why."""
     several = len(models) > 1
     found: dict[str, dict[str, NodeDecision]] = {}
-    for name, decisions in decide_all(scheme, models, part.only, part.exclude).items():
+    for name, decisions in decide_all(scheme, models, part.only, part.exclude, part.settings).items():
         found[name] = {}
         for decision in decisions:
             label = f"{name}: {decision.node}" if several else decision.node
@@ -139,11 +139,12 @@ def _with_part(
             remark=partial(_note, remarks, labels),
             progress=progress if len(models) == 1 else partial(_tell, progress, name),
             many_rows=scheme.has_many_rows and (name == MANY or _reads_whole_texts(bundle.manifest.graphs[name].signature)),
+            large_batch=name == MANY,
             tied=tied,
         )
         made[name] = _apply(scheme, request)
         if name == DECODER and scheme.has_many_rows and MANY not in models:
-            made[MANY] = _apply(scheme, replace(request, many_rows=True))
+            made[MANY] = _apply(scheme, replace(request, many_rows=True, large_batch=True))
     return made, remarks
 
 

@@ -80,14 +80,15 @@ class Decoder(Profiled):
             if not _is_recurrent(self.network):
                 with choose.replaced_by(lambda x: x.index_select(1, wanted)):
                     return self._run(tokens, memory, state)
-            shifted, lengths, restore = shift_to_front(tokens, PAD)
             if _takes_one_token(self.network):  # nothing to be shifted
                 logits, *after = self._run(tokens, memory, state)
+                padded = (tokens == PAD).view(1, -1, 1)  # states are (layers, batch, hidden)
             else:
+                shifted, lengths, restore = shift_to_front(tokens, PAD)
                 with choose.replaced_by(lambda x: restore(x).index_select(1, wanted)):
                     logits, *after = self._run(shifted, memory, state, lengths=lengths.clamp(min=1))
-            real = (lengths > 0).view(1, -1, 1)  # states are (layers, batch, hidden)
-            return logits, *(torch.where(real, new, old) for new, old in zip(after, state, strict=True))
+                padded = (lengths == 0).view(1, -1, 1)
+            return logits, *(torch.where(padded, old, new) for new, old in zip(after, state, strict=True))
 
     def _run(
         self, tokens: Tensor, memory: tuple[Tensor, ...], state: tuple[Tensor, ...], **lengths: Tensor

@@ -33,7 +33,7 @@ def hiding_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
     """Softmax over the last axis among the visible entries; `visible` is boolean and broadcasts to `scores`."""
-    return (scores + hiding_bias(visible, scores.dtype)).softmax(dim=-1)
+    return torch.where(visible, scores, torch.finfo(scores.dtype).min / 2).softmax(dim=-1)  # see hiding_bias
 
 
 def see_all(real: Tensor, time: int) -> Tensor:

@@ -40,9 +40,11 @@ def gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor) -> State
     """
     (h,) = state
     width = h.shape[-1]
-    recurrent = functional.linear(h, weight, bias)  # (batch, 3·hidden)
-    r, z = torch.sigmoid(gates[:, : 2 * width] + recurrent[:, : 2 * width]).chunk(2, dim=-1)
-    n = torch.tanh(gates[:, 2 * width :] + r * recurrent[:, 2 * width :])
+    (early, late), (early_h, late_h) = (
+        both.split([2 * width, width], dim=-1) for both in (gates, functional.linear(h, weight, bias))
+    )
+    r, z = torch.sigmoid(early + early_h).chunk(2, dim=-1)
+    n = torch.tanh(late + r * late_h)
     return (n + z * (h - n),)
 
 

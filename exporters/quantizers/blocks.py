@@ -111,14 +111,16 @@ def pack(rows: Array, bits: int, size: int, *, symmetric: bool = False) -> Block
 
 def unpack(blocks: Blocks, width: int) -> Array:
     """The weights (rows, width) that the numbers stand for."""
-    numbers, zeros = blocks.numbers, blocks.zeros
-    if blocks.bits == 4:
-        numbers = _doubled(numbers)
-        zeros = None if zeros is None else _doubled(zeros)[:, : blocks.scales.shape[1]]
-    if zeros is None:
-        zeros = np.full(blocks.scales.shape, 1 << (blocks.bits - 1), np.uint8)
-    weights = values(numbers, Grid(blocks.bits, blocks.zeros is None, blocks.scales, zeros))
+    numbers = _doubled(blocks.numbers) if blocks.bits == 4 else blocks.numbers
+    weights = values(numbers, Grid(blocks.bits, blocks.zeros is None, blocks.scales, zeros_of(blocks)))
     return weights.reshape(len(weights), -1)[:, :width]
+
+
+def zeros_of(blocks: Blocks) -> Array:
+    """The zero point of each block, uint8 (rows, blocks)."""
+    if blocks.zeros is None:
+        return np.full(blocks.scales.shape, 1 << (blocks.bits - 1), np.uint8)
+    return _doubled(blocks.zeros)[:, : blocks.scales.shape[1]] if blocks.bits == 4 else blocks.zeros
 
 
 def _halved(numbers: Array) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 from runtime.errors import OptionError
 
 from . import gptq, hqq
+from . import recurrent as layers
 from .blocks import SIZES, Array, Blocks, Grid, block_size, filled_up, nearest, range_grid, stored
 from .rows import quantize_columns
 
@@ -28,6 +29,7 @@ class WeightSettings:
     symmetric: bool = False  # no zero points
     rounding: str = NEAREST
     head: str = SAME  # bits of the output layer, and of the embedding if it is tied to it
+    recurrence: str = layers.AUTO  # what RNN, GRU and LSTM compute in: see recurrent.py
 
     def __post_init__(self) -> None:
         if self.block not in (0, *SIZES):
@@ -44,6 +46,11 @@ class WeightSettings:
             raise OptionError(
                 f"setting 'head' is {self.head!r}, expected {SAME}, or {EIGHT} for an output layer of 8 bits; "
                 f"e.g. --set head={EIGHT}"
+            )
+        if self.recurrence not in (layers.AUTO, layers.INT8, layers.FLOAT32):
+            raise OptionError(
+                f"setting 'recurrence' is {self.recurrence!r}, expected {layers.INT8} or {layers.FLOAT32}, or {layers.AUTO} to "
+                f"have it chosen by size; e.g. --set recurrence={layers.INT8}"
             )
 
 

@@ -64,6 +64,7 @@ class Request:
     calibration: Samples | None
     settings: Any = None  # a dataclass of the kind that the scheme has
     many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
+    large_batch: bool = False  # … and the rows are of many texts, so that a recurrent layer too has many at every step
     tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
     statistics: Statistics | None = None  # of the same samples, as far as they have been gathered
     remark: Callable[[Remark], None] = _ignore
@@ -83,6 +84,10 @@ def _no_objection(node: onnx.NodeProto, shapes: Shapes) -> str | None:
     return None
 
 
+def _in_the_only_way(node: onnx.NodeProto, shapes: Shapes, settings: Any) -> str:
+    return "chosen"
+
+
 @dataclass(frozen=True)
 class Scheme:
     name: str
@@ -92,6 +97,7 @@ class Scheme:
     apply: Callable[[Request], onnx.ModelProto]
     prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = _as_it_is  # before nodes are chosen
     why_not: Callable[[onnx.NodeProto, Shapes], str | None] = _no_objection  # a node with weights that it cannot take
+    how: Callable[[onnx.NodeProto, Shapes, Any], str] = _in_the_only_way  # it takes a node that it can take in several ways
     takes_text: bool = False  # answers of a row do not depend on its neighbours, and several graphs share weights
     has_many_rows: bool = False  # has another form, faster on many rows at once
     settings: Any = NoSettings()  # a frozen dataclass: what `--set key=value` can change, at its defaults
@@ -114,7 +120,11 @@ def decide(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclud
 
 
 def decide_all(
-    scheme: Scheme, models: Mapping[str, onnx.ModelProto], only: tuple[str, ...], exclude: tuple[str, ...]
+    scheme: Scheme,
+    models: Mapping[str, onnx.ModelProto],
+    only: tuple[str, ...],
+    exclude: tuple[str, ...],
+    settings: Any = None,
 ) -> dict[str, list[NodeDecision]]:
     """As `decide`, for every graph of a bundle; one of them at least must have something to quantize."""
     if only and exclude:
@@ -123,7 +133,8 @@ def decide_all(
     for operator in (*only, *exclude):
         if operator not in present:
             raise UnknownName.of("operator in this graph", operator, present & set(scheme.operators) or present)
-    decisions = {name: _decisions(scheme, model, only, exclude) for name, model in models.items()}
+    settings = scheme.settings if settings is None else settings
+    decisions = {name: _decisions(scheme, model, only, exclude, settings) for name, model in models.items()}
     every = [decision for of_graph in decisions.values() for decision in of_graph]
     if not any(decision.quantized for decision in every):
         why = (
@@ -134,7 +145,9 @@ def decide_all(
     return decisions
 
 
-def _decisions(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclude: tuple[str, ...]) -> list[NodeDecision]:
+def _decisions(
+    scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], exclude: tuple[str, ...], settings: Any
+) -> list[NodeDecision]:
     shapes = {
         tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT
     }
@@ -143,7 +156,7 @@ def _decisions(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], ex
         weights = max((prod(shapes[name]) for name in node.input if name in shapes), default=0)
         if not weights or (node.op_type not in scheme.operators and node.op_type not in only):
             continue
-        reason = "chosen"
+        reason = None
         if node.op_type not in scheme.operators:
             reason = f"{scheme.name} has no quantized form of {node.op_type}"
         elif (only and node.op_type not in only) or node.op_type in exclude:
@@ -152,6 +165,7 @@ def _decisions(scheme: Scheme, model: onnx.ModelProto, only: tuple[str, ...], ex
             reason = f"{weights} weights are too few to pay for converting its input"
         elif objection := scheme.why_not(node, shapes):
             reason = objection
-        taken = reason == "chosen"
-        decisions.append(NodeDecision(node.name, node.op_type, weights, taken, reason, scheme.name if taken else None))
+        taken = scheme.name if reason is None else None
+        why = scheme.how(node, shapes, settings) if reason is None else reason
+        decisions.append(NodeDecision(node.name, node.op_type, weights, taken is not None, why, taken))
     return decisions

@@ -1,4 +1,4 @@
-"""int8-weights and int4-weights: weights of matrix products and embeddings in blocks (blocks.py), computed in int8.
+"""int8-weights and int4-weights: weights of products, embeddings and recurrent layers in blocks (blocks.py), computed in int8.
 
 One row at a time, as a decoder does, a product is bound by reading its weights: MatMulNBits reads a quarter or an eighth of the
 bytes. Gemm becomes a product and a sum. An embedding is read by GatherBlockQuantized; if the output layer is tied to it, both
@@ -8,13 +8,13 @@ averaged out.
 How weights are rounded: rounding.py. A matrix that is read elsewhere too (by an embedding, by another graph) is rounded without
 samples under gptq, so that it is the same bytes everywhere.
 
-For many rows at once int8-weights has another form, see rows.py.
+For many rows at once int8-weights has another form, see rows.py. Recurrent layers: recurrent.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,9 @@ from runtime.errors import OptionError
 from ..graph import copy_of, drop_unread_weights
 from ..wiring import Wiring, attribute
 from .blocks import Array, Blocks
+from .recurrent import AUTO, OPERATORS, arithmetic_of
+from .recurrent import why_not as why_not_recurrent
+from .recurrent_writer import RecurrentWriter
 from .rounding import EIGHT, GPTQ, HQQ, WeightSettings, rounded, rounded_columns
 from .rounding_moments import Inputs, Moments
 from .rows import Made, multiply_rows, quantize_rows
@@ -36,6 +39,8 @@ from .scheme import Request, Scheme, Shapes
 _MICROSOFT = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
 _SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
+_PRODUCTS = ("MatMul", "Gemm")
+_DROPPED = ("Transpose", "Gather", "GatherBlockQuantized")
 _DEFAULTS = {8: WeightSettings(), 4: WeightSettings(rounding=HQQ)}  # at 8 bit nothing is left to gain
 _AFTER_THE_OUTPUT_LAYER = ("Add", "Mul", "Div", "Cast", "Identity", "Softmax", "LogSoftmax", "TopK", "ArgMax")
 
@@ -69,6 +74,8 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def why_not(node: onnx.NodeProto, shapes: Shapes, *, divisible: bool = True) -> str | None:
     """With `divisible`, rows of a table must be cut into blocks."""
+    if node.op_type in OPERATORS:
+        return why_not_recurrent(node, shapes)
     if node.op_type == "Gather":
         table = shapes.get(node.input[0], ())
         if len(table) != 2 or attribute(node, "axis", 0) != 0:
@@ -81,6 +88,11 @@ def why_not(node: onnx.NodeProto, shapes: Shapes, *, divisible: bool = True) -> 
     if node.op_type == "Gemm" and (attribute(node, "transA", 0) or attribute(node, "beta", 1.0) != 1.0):
         return "a Gemm that transposes its input or scales its bias has no quantized form"
     return None
+
+
+def how(node: onnx.NodeProto, shapes: Shapes, settings: Any) -> str:
+    wanted = getattr(settings, "recurrence", AUTO)
+    return arithmetic_of(node, shapes, wanted)[1] if node.op_type in OPERATORS else "chosen"
 
 
 def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
@@ -116,10 +128,14 @@ def apply(request: Request, *, bits: int) -> onnx.ModelProto:
     writer = _Writer(model, request, bits)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
+        if node.name in writer.joined:
+            continue
         if node.name not in request.nodes:
             nodes.append(node)
         elif node.op_type == "Gather":
             nodes += writer.gather(node)
+        elif node.op_type in OPERATORS:
+            nodes += writer.recurrent(node)
         else:
             nodes += writer.product(node)
     del model.graph.node[:]
@@ -128,6 +144,7 @@ def apply(request: Request, *, bits: int) -> onnx.ModelProto:
     model.graph.initializer.extend(
         numpy_helper.from_array(array, name) for name, array in writer.weights.items() if name not in known
     )
+    _drop_unread_nodes(model)
     drop_unread_weights(model)
     if not any(item.domain == _MICROSOFT for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
@@ -139,6 +156,7 @@ class _Writer:
 
     def __init__(self, model: onnx.ModelProto, request: Request, bits: int) -> None:
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._wiring = Wiring.of(model)
         self._opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
         self._request, self._bits = request, bits
         self._settings: WeightSettings = request.settings or _DEFAULTS[bits]
@@ -146,6 +164,8 @@ class _Writer:
         self._inputs = _inputs_of_products(model, frozenset(request.nodes))
         self._moments = self._moments_of(model) if self._settings.rounding == GPTQ else None
         self._quantized_rows: set[str] = set()
+        self._biases = {} if request.many_rows else _biases_after(self._wiring, self._tensors, frozenset(request.nodes))
+        self.joined = {add.name for add in self._biases.values()}  # nodes that are part of the product before them
         self.weights: dict[str, NDArray[Any]] = {}
 
     def _moments_of(self, model: onnx.ModelProto) -> Moments:
@@ -160,8 +180,9 @@ class _Writer:
 
     def product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         x, weight, *rest = node.input
-        bias = rest[0] if rest and rest[0] else None
-        output = node.output[0] if bias is None else f"{node.output[0]}.product"
+        bias, output = rest[0] if rest and rest[0] else None, node.output[0]
+        if (after := self._biases.get(node.name)) is not None:
+            bias, output = next(name for name in after.input if name != output), after.output[0]
         rows = rows_of(node, numpy_helper.to_array(self._tensors[weight]))
         if node.op_type == "Gemm":
             weight = f"{weight}.{node.name}"  # two of them may transpose or scale one weight differently
@@ -169,12 +190,15 @@ class _Writer:
         tied = digest in self._request.tied
         alone = not tied and _in_several_graphs(digest) not in self._request.tied
         moments = self._moments.of(self._inputs[node.name]) if alone and self._moments is not None else None
+        is_vector = bias in self._tensors and tuple(self._tensors[bias].dims) == (len(rows),)
+        product = output if bias is None or (is_vector and not self._request.many_rows) else f"{output}.product"
         if self._request.many_rows:
-            nodes = self._by_rows(x, weight, rows, output, moments)
+            nodes = self._by_rows(x, weight, rows, product, moments)
         else:
-            nodes = self._by_blocks(x, weight, rows, output, self._bits_of(tied or node.name in self._output_layers), moments)
-        if bias is not None:
-            nodes.append(helper.make_node("Add", [output, bias], [node.output[0]]))
+            bits = self._bits_of(tied or node.name in self._output_layers)
+            nodes = self._by_blocks(x, weight, rows, product, bits, moments, bias if product == output else None)
+        if product != output:
+            nodes.append(helper.make_node("Add", [product, bias], [output]))
         for number, made in enumerate(nodes):
             made.name = f"{node.name}.{number}" if number else node.name
         return nodes
@@ -183,11 +207,20 @@ class _Writer:
         return 8 if is_head and self._settings.head == EIGHT else self._bits
 
     def _by_blocks(
-        self, x: str, weight: str, rows: Array, output: str, bits: int, moments: Array | None
+        self,
+        x: str,
+        weight: str,
+        rows: Array,
+        output: str,
+        bits: int,
+        moments: Array | None = None,
+        bias: str | None = None,
     ) -> list[onnx.NodeProto]:
         outputs, inputs = rows.shape
         blocks = rounded(rows, bits, self._settings, moments)
         names = self._kept(weight, blocks, blocks.numbers)
+        if bias is not None:
+            names = [*names, *[""] * (4 - len(names)), bias]
         made = helper.make_node(
             "MatMulNBits",
             [x, *names],
@@ -215,19 +248,45 @@ class _Writer:
         table = numpy_helper.to_array(self._tensors[node.input[0]])
         tied = digest_of(table) in self._request.tied
         blocks = rounded(table, self._bits_of(True) if tied else 8, self._settings)
-        numbers, scales, *zeros = self._kept(f"{node.input[0]}.table", blocks, blocks.numbers.reshape(len(table), -1))
-        made = helper.make_node(
+        return [self._taken(f"{node.input[0]}.table", blocks, node.input[1], node.output[0], node.name)]
+
+    def _taken(self, table: str, blocks: Blocks, indices: str, output: str, name: str) -> onnx.NodeProto:
+        """Rows of a table."""
+        numbers, scales, *zeros = self._kept(table, blocks, blocks.numbers.reshape(len(blocks.numbers), -1))
+        return helper.make_node(
             "GatherBlockQuantized",
-            [numbers, node.input[1], scales, *zeros],
-            list(node.output),
-            name=node.name,
+            [numbers, indices, scales, *zeros],
+            [output],
+            name=name,
             domain=_MICROSOFT,
             bits=blocks.bits,
             block_size=blocks.size,
             gather_axis=0,
             quantize_axis=1,
         )
-        return [made]
+
+    def recurrent(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        nodes, weights = RecurrentWriter(
+            self._wiring, self._opset, self._bits, self._settings, self._multiplied, self._taken
+        ).written(node)
+        self.weights |= weights
+        return nodes
+
+    def _multiplied(
+        self, x: str, weight: str, rows: Array, output: str, bias: Array | None, *, of_state: bool
+    ) -> list[onnx.NodeProto]:
+        """A product of a recurrent layer."""
+        added = None
+        if bias is not None:
+            added = f"{weight}.bias"
+            self.weights[added] = bias
+        if not self._request.many_rows or (of_state and not self._request.large_batch):
+            return self._by_blocks(x, weight, rows, output, self._bits, bias=added)
+        if added is None:
+            return self._by_rows(x, weight, rows, output, None)
+        product = f"{output}.product"
+        add = helper.make_node("Add", [product, added], [output], name=f"{output}.Add")
+        return [*self._by_rows(x, weight, rows, product, None), add]
 
     def _kept(self, weight: str, blocks: Blocks, numbers: Array) -> list[str]:
         """The names of numbers, scales and, if there are any, zero points."""
@@ -242,12 +301,27 @@ def _inputs_of_products(model: onnx.ModelProto, names: frozenset[str]) -> dict[s
     """What each product multiplies its weight with; products that share a weight have all their inputs in common."""
     by_weight: dict[tuple[str, int], list[onnx.NodeProto]] = {}
     for node in model.graph.node:
-        if node.name in names and node.op_type != "Gather":
+        if node.name in names and node.op_type in _PRODUCTS:
             turned = attribute(node, "transB", 0) if node.op_type == "Gemm" else 0
             by_weight.setdefault((node.input[1], turned), []).append(node)
     return {
         node.name: tuple(dict.fromkeys(other.input[0] for other in nodes)) for nodes in by_weight.values() for node in nodes
     }
+
+
+def _biases_after(wiring: Wiring, weights: Container[str], names: frozenset[str]) -> dict[str, onnx.NodeProto]:
+    """Product → the sum with a bias that alone reads it."""
+    found = {}
+    for node in wiring.nodes:
+        if node.name not in names or node.op_type != "MatMul" or node.output[0] in wiring.outputs:
+            continue
+        readers = wiring.readers.get(node.output[0], [])
+        if len(readers) == 1 and readers[0].op_type == "Add" and readers[0].domain in ("", "ai.onnx"):
+            other = [name for name in readers[0].input if name != node.output[0]]
+            bias = wiring.constants.get(other[0]) if len(other) == 1 and other[0] in weights else None
+            if bias is not None and len(bias.dims) == 1 and list(bias.dims) == [wiring.constants[node.input[1]].dims[1]]:
+                found[node.name] = readers[0]
+    return found
 
 
 def _output_layers(model: onnx.ModelProto) -> frozenset[str]:
@@ -279,10 +353,13 @@ def _in_several_graphs(digest: str) -> str:
 
 
 def _drop_unread_nodes(model: onnx.ModelProto) -> None:
-    """Transposes that nothing reads any more."""
+    """Transposes and rows of tables that nothing reads any more."""
     wiring = Wiring.of(model)
-    for node in list(model.graph.node):
-        if node.op_type == "Transpose" and node.output[0] not in wiring.outputs and not wiring.readers.get(node.output[0]):
+    read = {name: len(readers) for name, readers in wiring.readers.items()}
+    for node in reversed(list(model.graph.node)):
+        if node.op_type in _DROPPED and node.output[0] not in wiring.outputs and not read.get(node.output[0]):
+            for name in set(node.input):
+                read[name] -= 1
             model.graph.node.remove(node)
 
 
@@ -290,11 +367,12 @@ def _scheme(bits: int, description: str, *, has_many_rows: bool) -> Scheme:
     return Scheme(
         name=f"int{bits}-weights",
         description=description,
-        operators=("MatMul", "Gemm", "Gather"),
+        operators=(*_PRODUCTS, "Gather", *OPERATORS),
         needs_calibration=False,
         apply=partial(apply, bits=bits),
         prepare=prepare,
         why_not=why_not,
+        how=how,
         takes_text=True,
         has_many_rows=has_many_rows,
         settings=_DEFAULTS[bits],

@@ -43,6 +43,8 @@ def write_quantized(bundle: Bundle, scheme: str, target: Path, *, exact: bool) -
         # networks as tiny as these are not worth it
         patch.setattr("exporters.quantizers.scheme._FEWEST_WEIGHTS", 0)
         patch.setattr(weights_module, "_SMALLEST_TABLE", 0)
+        patch.setattr("exporters.quantizers.recurrent._FEWEST_STORED", 0)
+        patch.setattr("exporters.quantizers.recurrent.FEWEST_IN_STEPS", 0)
         if exact:
             patch.setattr(weights_module, "_INT8_ACTIVATIONS", 1)
             patch.setattr(weights_module, "quantize_rows", lambda x, opset: ([], {}))
@@ -58,24 +60,30 @@ def _multiply_exactly(x: str, weight: str, matrix: Any, output: str, columns_of:
 
 
 class _Rounded(TorchFunctionMode):
-    """Matrix products and embeddings compute with the weights that a form stores in place of theirs."""
+    """Products, embeddings and recurrent layers compute with the weights that a form stores in place of theirs."""
 
     def __init__(self, network: Any, bits: int, *, by_columns: bool) -> None:
         super().__init__()
         self._bits, self._by_columns = bits, by_columns
         self._settings = {8: weights_module.EIGHT_BIT, 4: weights_module.FOUR_BIT}[bits].settings
         self._tied = network.embedding.weight if network.output.weight is None else None
+        self._of_encoder = set(network.encoder.parameters()) if hasattr(network, "encode") else set()
         self._kept: dict[tuple[Any, Tensor], Tensor] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is functional.linear or (function is functional.embedding and args[1].shape[1] % 16 == 0):
             args = (args[0], self._stored(function, args[1]), *args[2:])
+        elif function.__name__ in ("gru", "lstm", "rnn_tanh"):
+            inputs, states, *biases = args[2]
+            # What an encoder multiplies its states by is in blocks in either form: it has a row for each text only.
+            states = self._stored(functional.linear, states, by_columns=states not in self._of_encoder)
+            args = (*args[:2], [self._stored(functional.linear, inputs), states, *biases], *args[3:])
         return function(*args, **(kwargs or {}))
 
-    def _stored(self, function: Any, weight: Tensor) -> Tensor:
+    def _stored(self, function: Any, weight: Tensor, *, by_columns: bool = True) -> Tensor:
         if (function, weight) not in self._kept:
             rows = weight.detach().numpy()
-            if function is functional.linear and self._by_columns:
+            if function is functional.linear and self._by_columns and by_columns:
                 numbers, scales = rounded_columns(rows.T, self._settings)
                 stored = np.ascontiguousarray((numbers * scales).T)
             else:

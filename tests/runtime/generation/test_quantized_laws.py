@@ -23,6 +23,7 @@ def test_laws_are_tested_on_quantized_graphs_and_int8_has_a_form_for_many_rows(
         manifest = tiny_network(*case, precision=precision, exact=exact).model.bundle.manifest
         operators = manifest.requirements["operators"]
         assert any("MatMulNBits" in operator for operator in operators)
+        assert not {"RNN", "GRU", "LSTM"} & set(operators)
         assert any("MatMulIntegerToFloat" in operator for operator in operators) == (precision == INT8 and not exact)
         assert (MANY in manifest.graphs) == (precision == INT8)
 

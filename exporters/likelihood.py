@@ -75,14 +75,17 @@ def quality_of_text(bundle: Bundle) -> Quality:
         )
     found: dict[str, Comparison] = {}
 
-    def measure(variant: Bundle) -> float:
+    def compared(variant: Bundle) -> Comparison:
         """Of the form of its decoder that does worse, if there are two."""
-        compared = [compare_logits(reference, form.feed(text, [text.tokens])) for form in _hosts(variant)]
-        found[variant.seal] = min(compared, key=lambda item: item.likelihood)
-        return found[variant.seal].likelihood
+        if variant.seal not in found:
+            forms = [compare_logits(reference, form.feed(text, [text.tokens])) for form in _hosts(variant)]
+            found[variant.seal] = min(forms, key=lambda item: item.likelihood)
+        return found[variant.seal]
 
     where = f"{text.tokens.size} tokens that the original itself writes"
-    return Quality(METRIC, measure, where, lambda variant: str(found[variant.seal]))
+    return Quality(
+        METRIC, lambda variant: compared(variant).likelihood, where, lambda variant: f"on {where}: {compared(variant)}"
+    )
 
 
 def _hosts(bundle: Bundle) -> list[Host]:

@@ -288,7 +288,8 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, 
     allowed = metric.default_budget if budget.max_drop is None else budget.max_drop
     refusals = []
     if not drop <= allowed:  # a NaN is not within any budget
-        change = f"drops by {drop:.2f} points" if metric.higher_is_better else f"grows by {drop:.4g} %"
+        verb = "drops" if metric.higher_is_better else "grows"
+        change = f"{verb} by {drop:.2f} points" if metric.unit == "%" else f"{verb} by {drop:.4g} %"
         refusals.append(f"{metric.name} {change}, more than the {allowed:g} that --max-drop allows")
     limit = min(max(NOISE_FLOOR, speed.noise.high or speed.noise.median), NOISE_CEILING)
     ratio = speed.ratio

@@ -27,8 +27,8 @@ class Metric:
 
     def drop(self, before: float, after: float) -> float:
         """Quality lost, in percent: points for a percentage, relative growth for an error. Negative is a gain."""
-        if self.higher_is_better:
-            return before - after
+        if self.higher_is_better or self.unit == "%":
+            return before - after if self.higher_is_better else after - before
         return 0.0 if before == after else 100.0 * (after - before) / max(abs(before), np.finfo(np.float64).tiny)
 
 

@@ -26,6 +26,7 @@ from .data.dataset import Dataset, DataSettings, split
 from .opening import takes_text
 from .text_calibration import text_calibration
 from .text_evaluation import Progress, evaluate_text
+from .text_quality import quality_on_texts
 
 _BATCH = 64
 _CALIBRATION_ROWS = 512  # measured ranges of min-max settle well before that on the networks here
@@ -128,8 +129,11 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
     """How to judge variants of `bundle`, and samples to calibrate on. Without labels: agreement with `bundle` itself."""
     if takes_text(bundle.manifest):
         calibration = text_calibration(bundle, path)
-        if generates(bundle):
-            return quality_of_text(bundle), calibration
+        own = quality_of_text(bundle) if generates(bundle) else None
+        if (measured := quality_on_texts(bundle, path)) is not None:
+            return measured if own is None else replace(measured, details=own.details), calibration
+        if own is not None:
+            return own, calibration
         goldens = [inputs for _, inputs, _ in bundle.goldens()]
         return _agreement(bundle, goldens, "the goldens' inputs"), calibration
     recorded = bundle.manifest.data

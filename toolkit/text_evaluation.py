@@ -48,6 +48,11 @@ def evaluate_text(
     return metrics, rows, where
 
 
+def measure_text(model: Model, data: TextData) -> tuple[Metrics, int]:
+    """The metrics of a model's task on these texts, and over how many."""
+    return _MEASURES[model.bundle.manifest.task](model, data, lambda done, total: None)
+
+
 def text_for(bundle: Bundle, path: str | None, part: str = "test") -> tuple[TextData, str]:
     """The held-out part of what a bundle was trained on, or the "training" part; or all texts of another file."""
     recorded = bundle.manifest.data or {}

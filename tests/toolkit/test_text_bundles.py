@@ -16,6 +16,8 @@ from runtime.bundle import Bundle
 from runtime.text import Tokenizer
 from toolkit.cli import run
 
+from .tiny import recipe, train
+
 Shared = Callable[[str, Callable[[Path], object]], Path]
 
 
@@ -46,18 +48,40 @@ def test_an_altered_tokenizer_is_noticed(gpt: Path, tmp_path: Path, capsys: pyte
 
 
 def test_a_trained_language_model_is_quantized_and_keeps_its_tokenizer(
-    gpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gpt: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "q.bundle"
     command = ["quantize", str(gpt), "--scheme", "int4-weights", "-o", str(target), "--max-drop", "50", "--threads", "1"]
     assert run([*command, "--for-size"]) == 0
     out = capsys.readouterr().out
-    assert "likelihood" in out
+    assert "likelihood" in out  # its text is not at hand
     assert "nats a token, the likeliest token is the same for" in out
     assert run(["verify", str(target)]) == 0
     assert Bundle.open(target).manifest.tokenizers == Bundle.open(gpt).manifest.tokenizers
-    assert run([*command, "--for-size", "--force", "--data", str(gpt / "manifest.json")]) == 2
-    assert "--data is for networks on images and columns so far, and gpt.bundle takes text" in capsys.readouterr().err
+    assert run([*command, "--for-size", "--force", "--json", "--data", str(text_file)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["metric"], report["metric_data"][:25]) == ("perplexity", "the test part of text.txt")
+    assert 1 < report["metric_before"] != report["metric_after"]
+    assert any("the likeliest token is the same for" in note for note in report["notes"])
+
+
+def test_pairs_are_judged_by_the_error_rate_of_what_is_decoded(
+    shared: Shared, pairs_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(folder: Path) -> None:
+        settings = {"network.hidden": 32, "network.embedding": 32, "data.path": str(pairs_file), "epochs": 20}
+        train(recipe("seq2seq-attention", **settings), folder / "run")
+        export(find_source(str(folder / "run")), folder / "x.bundle")
+
+    bundle = shared("quantized-pairs", make) / "x.bundle"
+    capsys.readouterr()  # of the training
+    command = ["quantize", str(bundle), "--scheme", "int8-weights", "-o", str(tmp_path / "q.bundle"), "--for-size", "--json"]
+    assert run([*command, "--data", str(pairs_file), "--max-drop", "30"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["metric"], report["unit"]) == ("error rate", "%")
+    assert run(["evaluate", str(bundle), "--data", str(pairs_file), "--json"]) == 0
+    assert report["metric_before"] == pytest.approx(json.loads(capsys.readouterr().out)["metrics"]["per"])
+    assert report["drop"] == pytest.approx(report["metric_after"] - report["metric_before"])
 
 
 def test_a_network_on_text_that_does_not_generate_is_judged_by_its_own_answers(

@@ -34,8 +34,8 @@ from . import options
     "--max-drop",
     type=click.FloatRange(0),
     metavar="X",
-    help="Largest loss of quality, in percent: points of accuracy, or relative growth of an error.  "
-    "[default: 0.5 for accuracy, 2 for mse, 5 for agreement and for likelihood]",
+    help="Largest loss of quality, in percent: points of accuracy or of an error rate, or relative growth of mse or "
+    "perplexity.  [default: 0.5 for accuracy and error rate, 2 for mse and perplexity, 5 for agreement and likelihood]",
 )
 @click.option("--max-size", metavar="X", help="Largest result, e.g. 2MB, or 0.3x of the original.")
 @click.option("--max-latency", metavar="X", help="Longest call, e.g. 5ms, or 0.5x of the original's.")

@@ -15,6 +15,7 @@ from exporters.source import find_source
 from runtime.bundle import Bundle
 from runtime.text import Tokenizer
 from toolkit.cli import run
+from toolkit.text_evaluation import text_for
 
 from .tiny import recipe, train
 
@@ -63,6 +64,8 @@ def test_a_trained_language_model_is_quantized_and_keeps_its_tokenizer(
     assert (report["metric"], report["metric_data"][:25]) == ("perplexity", "the test part of text.txt")
     assert 1 < report["metric_before"] != report["metric_after"]
     assert any("the likeliest token is the same for" in note for note in report["notes"])
+    assert run([*command, "--for-size", "--force", "--data", str(gpt / "manifest.json")]) == 2
+    assert "manifest.json is not of a known kind; expected a .csv, .tsv" in capsys.readouterr().err
 
 
 def test_pairs_are_judged_by_the_error_rate_of_what_is_decoded(
@@ -82,6 +85,43 @@ def test_pairs_are_judged_by_the_error_rate_of_what_is_decoded(
     assert run(["evaluate", str(bundle), "--data", str(pairs_file), "--json"]) == 0
     assert report["metric_before"] == pytest.approx(json.loads(capsys.readouterr().out)["metrics"]["per"])
     assert report["drop"] == pytest.approx(report["metric_after"] - report["metric_before"])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_trained_language_model_is_calibrated_on_texts(
+    own: bool,
+    gpt: Path,
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The user's own, or without any data at hand, what it writes after random tokens."""
+    monkeypatch.setattr("exporters.quantizers.scheme._FEWEST_WEIGHTS", 0)  # a network as tiny as this is not worth it
+    target = tmp_path / "q.bundle"
+    command = ["quantize", str(gpt), "--scheme", "int8-static", "-o", str(target), "--max-drop", "50", "--threads", "1"]
+    data = ["--data", str(text_file)] if own else []
+    assert run([*command, "--for-size", "--set", "ranges=mse", *data]) == 0
+    assert "int8-static (ranges=mse)" in capsys.readouterr().out
+    assert run(["verify", str(target)]) == 0
+    assert "QuantizeLinear" in Bundle.open(target).manifest.requirements["operators"]
+
+
+def test_calibration_data_that_cannot_be_used_is_told_in_one_line(
+    gpt: Path, seq2seq: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "text.txt").write_text("alpha beta. " * 50)
+    for bundle, data, message in (
+        (gpt, tmp_path / "empty.txt", "empty.txt"),
+        (gpt, tmp_path / "missing.txt", "there is no"),
+        (seq2seq, tmp_path / "text.txt", "has no tokenizer to read"),
+    ):
+        command = ["quantize", str(bundle), "--scheme", "int8-static", "-o", str(tmp_path / "q.bundle"), "--data", str(data)]
+        assert run(command) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert message in line
+        assert not (tmp_path / "q.bundle").exists()
 
 
 def test_a_network_on_text_that_does_not_generate_is_judged_by_its_own_answers(
@@ -138,3 +178,18 @@ def test_export_shows_graphs_laws_and_profile(tmp_path: Path, capsys: pytest.Cap
         assert message in capsys.readouterr().err
     assert run(["export", "x.onnx", "-o", target, "--force", "--profile", "portable"]) == 2
     assert "are for networks; a .onnx file is what it is" in capsys.readouterr().err
+
+
+def test_texts_to_calibrate_on_are_of_the_training_part_or_the_users_own(gpt: Path, text_file: Path, tmp_path: Path) -> None:
+    from toolkit.text_calibration import text_calibration
+
+    bundle = Bundle.open(gpt)
+    tokenizer = Tokenizer.open(gpt / bundle.manifest.tokenizers["text"])
+    mine = tmp_path / "mine.txt"
+    mine.write_text("\n\n".join(["gamma gamma gamma gamma gamma."] * 40))
+    prompts = [feeds["tokens"] for feeds in text_calibration(bundle, str(mine))("decoder") if feeds["tokens"].shape[1] > 1]
+    assert {letter for prompt in prompts for row in prompt for letter in tokenizer.decode(row.tolist())} <= set("gam .\n")
+    held_out, _ = text_for(bundle, str(text_file))
+    training, where = text_for(bundle, str(text_file), part="training")
+    assert where.startswith("the training part of")
+    assert len(training) > len(held_out)

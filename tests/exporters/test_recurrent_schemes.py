@@ -158,7 +158,8 @@ def test_inputs_from_a_small_table_are_multiplied_before_it_is_written(kind: str
     products = 4 if (kind, attributes) == ("GRU", {}) else 2
     assert counts["com.microsoft::MatMulNBits"] == products  # of the states alone
     feeds = case.feeds(3, 6)
-    assert_near(answers(quantized, feeds), answers(model, feeds), 0.03)
+    for name, reference in answers(model, feeds).items():
+        assert np.linalg.norm(answers(quantized, feeds)[name] - reference) < 0.03 * np.linalg.norm(reference)
     larger = applied(case_of(kind, attributes, "bidirectional", table=100).model(), SCHEMES["int8-weights"], INT8)
     assert operators_of(larger)["com.microsoft::MatMulNBits"] == products + 1
 

@@ -92,6 +92,7 @@ class Steps:
         self.weights: dict[str, NDArray[Any]] = {}
         self._main = Nodes(node.name, opset, self.weights)
         self._inner = Nodes(f"{node.name}.step", opset, self.weights)
+        self._before = f"{node.name}.gates"  # (time, batch, d·gates·hidden), of both directions in the order of the steps
 
     @property
     def _directions(self) -> int:
@@ -99,8 +100,8 @@ class Steps:
 
     def nodes(self) -> list[onnx.NodeProto]:
         main, hidden = self._main, self._layer.hidden
-        states = [self._initial_state(name) for name in self._initial[: self._states]]
         scanned = self._gates()
+        states = [self._initial_state(name) for name in self._initial[: self._states]]
         if self._layer.kind == "GRU":
             scanned = main.split(scanned[0], 2 * hidden, hidden)
         if self._lengths:
@@ -120,7 +121,7 @@ class Steps:
         """(time, d·batch, gates·hidden)"""
         main, layer = self._main, self._layer
         rows = layer.inputs.reshape(-1, layer.inputs.shape[-1])
-        gates = f"{main.prefix}.gates"
+        gates = self._before
         if self._lookup is not None:
             main.nodes += self._lookup(rows, gates)
         else:
@@ -141,7 +142,7 @@ class Steps:
     def _is_running(self) -> str:
         """(time, d·batch, 1), true until the end of each row"""
         main = self._main
-        count = main("Gather", main("Shape", self._x), main.constant(0))
+        count = main("Gather", main("Shape", self._before), main.constant(0))
         zero, one = (self._scalar(value) for value in (0, 1))
         steps = main("Cast", main("Range", zero, main.axis("Squeeze", count, 0), one), to=TensorProto.INT32)
         lengths = self._lengths if self._directions == 1 else main("Concat", self._lengths, self._lengths, axis=0)
@@ -159,7 +160,7 @@ class Steps:
             return main.axis("Squeeze", given, 0)
         if given:
             return main("Reshape", given, main.constant(-1, hidden))
-        rows = main("Gather", main("Shape", self._x), main.constant(1))
+        rows = main("Gather", main("Shape", self._before), main.constant(1))
         if self._directions > 1:
             rows = main("Add", rows, rows)
         return main("ConstantOfShape", main("Concat", rows, main.constant(hidden), axis=0))

@@ -37,6 +37,7 @@ from .bench_peer_models import THREADS
 from .bench_peers import FP32, INT4, INT8, PEERS, Job
 
 OURS = "ours"
+WORD_BY_WORD = "word by word"  # as a plain loop over a list does it
 _STAND_INS = {peer.name for peer in PEERS if peer.stand_in}
 _TURN_SECONDS = 0.5  # one call, of those that take longer
 _BUSY = 0.2  # of all cores, by others
@@ -101,6 +102,8 @@ class Result:
             ):
                 best = min(own, key=lambda name: own[name])
                 yield f"{'':28} {own[best] / self.seconds[OURS]:6.2f} of {best}, the fastest that runs this very network"
+            if single := [value for name, value in self.seconds.items() if WORD_BY_WORD in name]:
+                yield f"{'':28} {min(single) / self.seconds[OURS]:6.2f} of PyTorch {WORD_BY_WORD}"
         else:
             yield f"{self.contest!s:28} nothing to compare"
         for name, seconds in sorted(self.seconds.items(), key=lambda item: item[1]):
@@ -169,7 +172,7 @@ def contestants(contest: Contest, work: Path, peer_python: str | None) -> Iterat
     if contest.shape in RECIPES:
         for threads in range(1, THREADS + 1):  # networks as small as these may be faster on one
             for one_by_one in (False, True)[: contest.job.batch]:  # a plain loop takes a list of words one by one
-                how = "word by word" if one_by_one else "eager"
+                how = WORD_BY_WORD if one_by_one else "eager"
                 name = f"PyTorch {how}, {threads} thread{'s' * (threads > 1)}"
                 request = {"job": job, "threads": threads, "one_by_one": one_by_one}
                 variant = Variant(name, "tests.bench_letters", request)

@@ -49,7 +49,8 @@ class OurTarget:
 
         self._job = Job(**request["job"])
         many = self._job.batch * self._job.beams > 1
-        self._model: Any = runtime.load(request["bundle"], device="cpu", threads=THREADS, many_rows=many)
+        threads = 1 if self._job.shape in RECIPES and not many else THREADS  # a word alone: a second thread only costs
+        self._model: Any = runtime.load(request["bundle"], device="cpu", threads=threads, many_rows=many)
         self.inputs = f"{self._job.batch} x {self._job.prompt} tokens"
 
     def prepare(self, batch: int | None) -> Callable[[], None]:

@@ -137,7 +137,8 @@ class Requests:
 def requests_of(bundle: Bundle, sessions: Mapping[str, Session], *, many_rows: bool) -> Requests:
     """How the bundle of a generating network is asked to generate.
 
-    A decoder may come in a second form, for many rows: prompts are read with it, and with `many_rows` single tokens too.
+    A decoder may come in a second form, for many rows: prompts are read with it, and with `many_rows` single tokens too. An
+    encoder–decoder's has a single token to read before it writes.
     """
     manifest = bundle.manifest
     if GENERATOR in sessions:
@@ -149,7 +150,7 @@ def requests_of(bundle: Bundle, sessions: Mapping[str, Session], *, many_rows: b
     decoder = Decoder(
         sessions[MANY] if many_rows and MANY in sessions else sessions[DECODER],
         longest=about.get("longest"),
-        reader=sessions.get(MANY),
+        reader=None if ENCODER in sessions else sessions.get(MANY),
         noise=0.0 if tolerance is None else tolerance.allowed,
     )
     target = token_input(bundle, DECODER, TOKENS)

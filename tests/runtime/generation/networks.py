@@ -81,8 +81,8 @@ class Tiny:
         """(tokens + 1, vocabulary): PyTorch's log-probabilities after the prompt, and after each of the tokens that follow."""
         given = [*prompt] if self.is_language_model else [BOS]
         source = None if self.is_language_model else torch.tensor([list(prompt)])
-        if self.precision == INT8 and tokens:
-            logits = self._in_two_forms(torch.tensor([given]), torch.tensor([list(tokens)]), source)
+        if self.precision == INT8:
+            logits = self._in_two_forms(torch.tensor([given]), torch.tensor([list(tokens)], dtype=torch.long), source)
         else:
             with as_stored(self.about.network, self.precision, reading=True):
                 logits = self.about.logits(torch.tensor([[*given, *tokens]]), source)
@@ -90,17 +90,18 @@ class Tiny:
 
     @torch.inference_mode()
     def _in_two_forms(self, given: Tensor, tokens: Tensor, source: Tensor | None) -> Tensor:
-        """Logits of what is given in the form that reads, going on from its state in the form that writes."""
+        """Logits of a prompt in the form that reads, going on from its state in the form that writes; what an encoder–decoder
+        is given is its source, and all tokens are written."""
         network = self.about.network
         with as_stored(network, self.precision, reading=True):
             if source is None:
                 read, *state = network(given, *network.initial_state(1))
             else:
-                memory, start = network.encode(source)
-                read, state = network.decode(given, memory, start)
+                memory, state = network.encode(source)
         with as_stored(network, self.precision, reading=False):
-            written = network(tokens, *state)[0] if source is None else network.decode(tokens, memory, state)[0]
-        return torch.cat((read, written), dim=1)
+            if source is not None:
+                return network.decode(torch.cat((given, tokens), dim=1), memory, state)[0]
+            return torch.cat((read, network(tokens, *state)[0]), dim=1) if tokens.shape[1] else read
 
     def rescored(self, prompt: Sequence[int], found: Generation) -> list[float]:
         """PyTorch's log-probabilities of a generated text, of its <eos> too."""

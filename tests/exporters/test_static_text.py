@@ -169,6 +169,30 @@ def test_a_table_that_is_also_the_output_layer_of_several_graphs_is_stored_once(
             assert names == {"weights.data"}, graph
 
 
+@pytest.mark.parametrize(("reduce_range", "largest"), [("always", 64), ("auto", 64), ("never", 127)])
+def test_a_tied_table_is_multiplied_by_in_seven_bits_unless_eight_are_asked_for(
+    reduce_range: str, largest: int, exported: Make
+) -> None:
+    _, bundle = exported("transformer")
+    part = Part("int8-static", apply_settings(ON_TOKENS.settings, {"reduce_range": reduce_range}))
+    for model in convert_parts(bundle, (part,), calibration_of_text(bundle)).models.values():
+        tables = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if list(tensor.dims) == [200, 64]]
+        assert {int(np.abs(table.astype(int)).max()) for table in tables} == {largest}
+
+
+def test_signed_activations_are_the_unsigned_ones_shifted() -> None:
+    zeros = {}
+    for types in ("u8s8", "s8s8"):
+        settings = apply_settings(ON_TOKENS.settings, {"types": types})
+        model = with_node_names(convolution_on_tokens())
+        stored = ON_TOKENS.apply(Request(model, ("kernel", "gemm"), (), True, tokens, settings)).graph.initializer
+        zeros[types] = {
+            tensor.name: int(numpy_helper.to_array(tensor)) for tensor in stored if tensor.name in ("t.zero", "m.zero")
+        }
+    assert zeros["s8s8"] == {name: zero - 128 for name, zero in zeros["u8s8"].items()}
+    assert set(zeros["u8s8"]) == {"t.zero", "m.zero"}
+
+
 def test_the_same_samples_give_the_same_bytes(exported: Make) -> None:
     _, bundle = exported("gpt")
     settings = apply_settings(ON_TOKENS.settings, {"ranges": "entropy", "reduce_range": "auto"})

@@ -40,8 +40,8 @@ def scheme_of(precision: str) -> str:
 def write_quantized(bundle: Bundle, scheme: str, target: Path, *, exact: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # networks as tiny as these are not worth it
-        patch.setattr("exporters.quantizers.scheme._FEWEST_WEIGHTS", 0)
-        patch.setattr(weights_module, "_SMALLEST_TABLE", 0)
+        patch.setattr("exporters.quantizers.scheme.FEWEST_WEIGHTS", 0)
+        patch.setattr(weights_module, "SMALLEST_TABLE", 0)
         if exact:
             patch.setattr(weights_module, "_INT8_ACTIVATIONS", 1)
             patch.setattr(weights_module, "quantize_rows", lambda x, opset: ([], {}))

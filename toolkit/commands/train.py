@@ -94,6 +94,8 @@ def train(
         f"{run.architecture}, weights of epoch {_kept(run)} of {metrics['epochs']}: {metrics['metric']} "
         f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
     )
+    if base := _before(run):
+        say(f"computed as {run.recipe['training']['quantize']} will; in float32, before: {base}")
     others = {name: value for name, value in metrics["details"]["test"].items() if name != metrics["metric"]}
     if others:
         say("also on test: " + ", ".join(f"{name} {number_text(value)}" for name, value in others.items()))
@@ -127,6 +129,17 @@ def _train(run: Any, parts: Any, directory: Path) -> Any:
     except KeyboardInterrupt:
         note(f"\ninterrupted; go on from the last checkpoint with: edgekit train --resume -o {directory}")
         raise SystemExit(130) from None
+
+
+def _before(run: Any) -> str | None:
+    """What the run that fine-tuning for a scheme started from had reached; if it is still there."""
+    from architectures.run_directory import Run, is_run
+
+    settings = run.recipe["training"]
+    if settings.get("quantize") is None or settings["start"] is None or not is_run(settings["start"]):
+        return None
+    metrics = Run.open(settings["start"]).metrics
+    return metrics and f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
 
 
 def _note_left_out(run: Any) -> None:

@@ -14,8 +14,9 @@ Weights are torch parametrizations and inputs forward hooks: an architecture kno
 network, with weights that are exactly on the scheme's grid. Whichever way these are rounded afterwards (rounding.py), they stay.
 Scales of one channel go through a batch norm unchanged, so that folding it into a convolution keeps them on the grid too.
 
-Not seen by training: the numbers between the layers of a convolutional network that int8-static also keeps in uint8 (sums,
-pooling), recurrent layers and cells, which stay in float32 here, and the form of int8-weights for many rows.
+Not seen by training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of
+convolutions, sums, pooling); recurrent layers and cells, which stay in float32 here; fixed tables of positions; and the form of
+int8-weights for many rows.
 """
 
 from __future__ import annotations

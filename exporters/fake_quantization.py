@@ -7,11 +7,12 @@ through (Bengio et al. 2013), and is zero for values that the scheme's range cut
 
 int4-weights, int8-weights  matrices and embeddings in blocks (quantizers/blocks.py), each weight to the nearest number of its
                             block's range
-int8-static                 matrices and kernels in seven bits (quantizers/int8_static.py), and what they multiply in uint8, with a
-                            range that grows at once and shrinks slowly, and is held at the end
+int8-static                 matrices and kernels in seven bits (quantizers/int8_static.py), and what they multiply in uint8, with
+                            a range that grows at once and shrinks slowly, and is held at the end
 
-Weights are torch parametrizations and inputs forward hooks: an architecture knows nothing of them, and `remove` leaves the plain
-network, with weights that are exactly on the scheme's grid. Whichever way these are rounded afterwards (rounding.py), they stay.
+Weights are torch parametrizations and inputs forward hooks: an architecture knows nothing of them, and `remove` leaves the
+plain network, with weights that are exactly on the scheme's grid. Whichever way these are rounded afterwards (rounding.py), they
+stay.
 Scales of one channel go through a batch norm unchanged, so that folding it into a convolution keeps them on the grid too.
 
 Not seen by training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of
@@ -146,7 +147,7 @@ def attach(network: nn.Module, scheme: str) -> tuple[str, ...]:
         raise UnknownName.of("scheme that a network can be trained for", scheme, AWARE)
     taken = _weights(network, scheme)
     if not taken:
-        raise OptionError(f"{scheme} has nothing to quantize in this network, so there is nothing to train for; {_why(network)}")
+        raise OptionError(f"{scheme} has nothing to quantize in this network, and so nothing to train for; {_why(network)}")
     for name, (module, rounding) in taken.items():
         parametrize.register_parametrization(module, name.rpartition(".")[2], rounding)
         if scheme == STATIC:
@@ -175,7 +176,7 @@ def hold_ranges(network: nn.Module, *, held: bool) -> None:
 
 
 def left_out(network: nn.Module, scheme: str) -> tuple[str, ...]:
-    """Names of modules whose matrices or kernels `scheme` may store smaller or not, but training computes in float32."""
+    """Names of modules with matrices or kernels that training for `scheme` computes in float32 all the same."""
     kinds = (*_KERNELS, *_PRODUCTS, nn.Embedding, *_RECURRENT) if scheme in BITS else (*_KERNELS, *_PRODUCTS)
     taken = {name.rpartition(".")[0] for name in _weights(network, scheme)}
     return tuple(name for name, module in network.named_modules() if isinstance(module, kinds) and name not in taken)

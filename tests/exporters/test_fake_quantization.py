@@ -194,7 +194,8 @@ def stored_weights(model: onnx.ModelProto) -> Iterator[NDArray[Any]]:
         if node.op_type == "DequantizeLinear" and node.input[0] in tensors and tensors[node.input[0]].dtype == np.int8:
             numbers, scale = tensors[node.input[0]].astype(np.float32), tensors[node.input[1]]
             axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
-            yield numbers * (scale if scale.ndim == 0 else scale.reshape([-1 if at == axis else 1 for at in range(numbers.ndim)]))
+            shape = [-1 if at == axis and scale.ndim else 1 for at in range(numbers.ndim)]
+            yield numbers * scale.reshape(shape)
 
 
 @pytest.mark.parametrize(("name", "each"), [("mlp", False), ("lenet", True)])

@@ -139,7 +139,9 @@ def _before(run: Any) -> str | None:
     if settings.get("quantize") is None or settings["start"] is None or not is_run(settings["start"]):
         return None
     metrics = Run.open(settings["start"]).metrics
-    return metrics and f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
+    if metrics is None:
+        return None
+    return f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
 
 
 def _note_left_out(run: Any) -> None:

@@ -155,8 +155,8 @@ def load_recipe(name: str) -> Recipe:
     """By the name of a shared recipe, by the path of a .toml, or by an architecture (its shared recipe, or the defaults)."""
     if is_run(name):
         raise OptionError(
-            f"{name} is a run, not a recipe; fine-tune it for a scheme with --quantize NAME, or begin a recipe with its weights: "
-            f"--set start={name}"
+            f"{name} is a run, not a recipe; fine-tune it for a scheme with --quantize NAME, or begin a recipe with its "
+            f"weights: --set start={name}"
         )
     if name.endswith(".toml"):
         return _read(Path(name))

@@ -7,12 +7,12 @@ through (Bengio et al. 2013), and is zero for values that the scheme's range cut
 
 int4-weights, int8-weights  matrices and embeddings in blocks (quantizers/blocks.py), each weight to the nearest number of its
                             block's range
-int8-static                 matrices and kernels in seven bits (quantizers/int8_static.py), and what they multiply in uint8, with
-                            a range that grows at once and shrinks slowly, and is held at the end
+int8-static                 matrices and kernels in seven bits (quantizers/int8_static.py), and what they multiply in uint8,
+                            with a range that grows at once and shrinks slowly, and is held at the end
 
 Weights are torch parametrizations and inputs forward hooks: an architecture knows nothing of them, and `remove` leaves the
-plain network, with weights that are exactly on the scheme's grid. Whichever way these are rounded afterwards (rounding.py), they
-stay.
+plain network, with weights that are exactly on the scheme's grid. Whichever way these are rounded afterwards (rounding.py),
+they stay.
 Scales of one channel go through a batch norm unchanged, so that folding it into a convolution keeps them on the grid too.
 
 Not seen by training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of

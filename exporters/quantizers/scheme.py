@@ -18,9 +18,7 @@ from ..graph import copy_of
 # 10–16 % wrong with eight-bit weights and 1.5 % with seven-bit ones. Seven bits cannot overflow on any CPU.
 REDUCED_RANGE = True
 
-FEWEST_WEIGHTS = (
-    1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
-)
+FEWEST_WEIGHTS = 1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
 _MATRIX_PRODUCTS = ("Gemm", "MatMul")
 HALVES = ("fp16", "bf16")  # schemes that convert no input
 

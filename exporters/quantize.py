@@ -116,9 +116,10 @@ class QuantizeReport:
 class MeasuredRefusal(QuantizationRefused):
     """A refusal that carries the figures it rests on."""
 
-    def __init__(self, report: QuantizeReport) -> None:
+    def __init__(self, report: QuantizeReport, advice: str = "") -> None:
         self.report = report
-        super().__init__(f"{report.label} refused: {'; '.join(report.refusals)}. {report.advice()}Measured: {report.figures()}")
+        advice = report.advice() + advice
+        super().__init__(f"{report.label} refused: {'; '.join(report.refusals)}. {advice}Measured: {report.figures()}")
 
 
 @dataclass(frozen=True)
@@ -205,12 +206,25 @@ def quantize_parts(
             **judge(speed, quality.metric, scores, candidate.graph_bytes, budget),
         )
         if not report:
-            raise MeasuredRefusal(report)
+            raise MeasuredRefusal(report, _fine_tuning_advice(bundle, report))
         step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
         lineage = lineage_step("quantize", bundle, **step)
         final = replace(candidate.manifest, lineage=lineage, tolerance=_tolerance(candidate, scheme))
         write_bundle(target, final, made.files, force=force)
     return report
+
+
+def _fine_tuning_advice(bundle: Bundle, report: QuantizeReport) -> str:
+    """What to try after a loss of quality, if the network comes from a run that was not trained for this scheme yet."""
+    from .fake_quantization import AWARE  # needs torch, which nothing else here does
+
+    sources = [step.get("source", {}) for step in bundle.manifest.lineage if step["step"] == "export"]
+    if report.drop <= report.max_drop or report.scheme not in AWARE or not sources or sources[0].get("kind") != "run":
+        return ""
+    if sources[0]["recipe"]["training"].get("quantize") == report.scheme:
+        return "Its run was fine-tuned for this scheme; more epochs may help (--set epochs=N). "
+    command = f"edgekit train RUN --quantize {report.scheme} -o NEW"
+    return f"Fine-tuning the run it was exported from may win that back: {command}; then export and quantize NEW. "
 
 
 def refuse_bundle(bundle: Bundle) -> None:

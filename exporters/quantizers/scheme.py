@@ -18,9 +18,7 @@ from ..graph import copy_of
 # 10–16 % wrong with eight-bit weights and 1.5 % with seven-bit ones. Seven bits cannot overflow on any CPU.
 REDUCED_RANGE = True
 
-_FEWEST_WEIGHTS = (
-    1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
-)
+FEWEST_WEIGHTS = 1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
 _MATRIX_PRODUCTS = ("Gemm", "MatMul")
 HALVES = ("fp16", "bf16")  # schemes that convert no input
 
@@ -161,7 +159,7 @@ def _decisions(
             reason = f"{scheme.name} has no quantized form of {node.op_type}"
         elif (only and node.op_type not in only) or node.op_type in exclude:
             reason = "left out by --only" if only else "left out by --exclude"
-        elif weights < _FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name not in HALVES:
+        elif weights < FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name not in HALVES:
             reason = f"{weights} weights are too few to pay for converting its input"
         elif objection := scheme.why_not(node, shapes):
             reason = objection

@@ -38,7 +38,7 @@ from .scheme import Request, Scheme, Shapes
 
 _MICROSOFT = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
-_SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
+SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
 _PRODUCTS = ("MatMul", "Gemm")
 _DROPPED = ("Transpose", "Gather", "GatherBlockQuantized")
 _DEFAULTS = {8: WeightSettings(), 4: WeightSettings(rounding=HQQ)}  # at 8 bit nothing is left to gain
@@ -80,7 +80,7 @@ def why_not(node: onnx.NodeProto, shapes: Shapes, *, divisible: bool = True) -> 
         table = shapes.get(node.input[0], ())
         if len(table) != 2 or attribute(node, "axis", 0) != 0:
             return "only tables whose rows are taken whole have a quantized form"
-        if table[0] * table[1] < _SMALLEST_TABLE:
+        if table[0] * table[1] < SMALLEST_TABLE:
             return f"{table[0] * table[1]} weights are too few to save anything"
         return f"its rows of {table[1]} cannot be divided into blocks of 16" if divisible and table[1] % 16 else None
     if len(shapes.get(node.input[1], ())) != 2:

@@ -56,7 +56,7 @@ def test_in_graph_generation_equals_the_host_loop(
 
 def quantized(tiny: Tiny, folder: Path, *, many: bool = True) -> Bundle:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporters.quantizers.scheme._FEWEST_WEIGHTS", 0)  # networks as tiny as these are not worth it
+        patch.setattr("exporters.quantizers.scheme.FEWEST_WEIGHTS", 0)  # networks as tiny as these are not worth it
         converted = convert(tiny.model.bundle, "int8-weights", (), (), None)
     manifest, files = draft(tiny.model.bundle, converted if many else converted.without(MANY), "int8-weights")
     tolerance = {"logits": Tolerance(0.1, 0.1, "of the quantization")}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -11,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
-from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, judge, quantize
+from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, _fine_tuning_advice, judge, quantize
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import decide, with_node_names
 from runtime.bundle import Bundle
@@ -102,6 +104,18 @@ def test_a_quality_budget_that_is_not_met_is_refused_and_nothing_written(wide: B
     assert not caught.value.report
     assert not (tmp_path / "q.bundle").exists()
     assert leftovers(tmp_path) == []
+
+
+def test_a_loss_of_quality_of_a_trained_run_advises_fine_tuning_it() -> None:
+    def advice(source: dict[str, Any], scheme: str = "int8-static", drop: float = 3.0) -> str:
+        bundle = SimpleNamespace(manifest=SimpleNamespace(lineage=({"step": "export", "source": source}, {"step": "optimize"})))
+        return _fine_tuning_advice(cast(Any, bundle), cast(Any, SimpleNamespace(scheme=scheme, drop=drop, max_drop=0.5)))
+
+    run: dict[str, Any] = {"kind": "run", "recipe": {"training": {}}}
+    assert "edgekit train RUN --quantize int8-static -o NEW; then export and quantize NEW" in advice(run)
+    assert "more epochs may help" in advice({"kind": "run", "recipe": {"training": {"quantize": "int8-static"}}})
+    assert "--quantize int4-weights" in advice(run, "int4-weights")
+    assert advice(run, "fp16") == advice(run, drop=0.1) == advice({"kind": "onnx"}) == ""
 
 
 def kept(ratio: Estimate, noise: Estimate = EVEN, budget: Budget | None = None, after: float = 90.0) -> bool:

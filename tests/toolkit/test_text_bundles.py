@@ -97,7 +97,7 @@ def test_a_trained_language_model_is_calibrated_on_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The user's own, or without any data at hand, what it writes after random tokens."""
-    monkeypatch.setattr("exporters.quantizers.scheme._FEWEST_WEIGHTS", 0)  # a network as tiny as this is not worth it
+    monkeypatch.setattr("exporters.quantizers.scheme.FEWEST_WEIGHTS", 0)  # a network as tiny as this is not worth it
     target = tmp_path / "q.bundle"
     command = ["quantize", str(gpt), "--scheme", "int8-static", "-o", str(target), "--max-drop", "50", "--threads", "1"]
     data = ["--data", str(text_file)] if own else []

@@ -16,6 +16,11 @@ from . import options
 @options.output
 @options.data
 @options.settings
+@click.option(
+    "--quantize",
+    metavar="SCHEME",
+    help="Fine-tune the run RECIPE for this scheme: int8-static, int8-weights or int4-weights.",
+)
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run at PATH.")
 @click.option(
     "--folds", type=click.IntRange(2), metavar="K", help="Cross-validate: train K runs, each validated on another part."
@@ -27,6 +32,7 @@ def train(
     output: str,
     data: str | None,
     settings: tuple[str, ...],
+    quantize: str | None,
     resume: bool,
     folds: int | None,
     force: bool,
@@ -36,12 +42,17 @@ def train(
 
     RECIPE is a shared recipe's name, a .toml file, or an architecture's name.
 
+    With --quantize it is a finished run, which is trained on for a tenth of its
+    epochs with weights (int8-static: and activations) rounded as the scheme will.
+    Export the new run and quantize that.
+
     \b
     Examples:
       edgekit train lenet -o runs/lenet
       edgekit train mlp --data houses.csv --set data.target=price -o runs/houses
       edgekit train --resume -o runs/lenet
       edgekit train softmax --folds 5 -o runs/softmax-folds
+      edgekit train runs/gpt --quantize int4-weights -o runs/gpt-int4
       torchrun --nproc-per-node 2 -m toolkit train gpt -o runs/gpt
     """
     from architectures.settings import parse_settings
@@ -49,7 +60,7 @@ def train(
 
     from ..training import loop
     from ..training.distributed import join_group
-    from ..training.recipe import load_recipe
+    from ..training.recipe import load_recipe, recipe_for
 
     if recipe is None and not resume:
         raise OptionError("name a recipe, e.g.: edgekit train lenet -o runs/lenet; or pass --resume to go on with a run")
@@ -57,10 +68,12 @@ def train(
         raise OptionError("--resume goes on with a run and --force replaces it; give one of them")
     if recipe is None and (data or settings):
         raise OptionError("--data and --set need a recipe; a resumed run keeps the settings it began with")
+    if quantize is not None and (recipe is None or folds):
+        raise OptionError("--quantize goes on from one finished run: edgekit train RUN --quantize int8-static -o NEW")
     chosen = None
     if recipe is not None:
         changes = parse_settings(settings) | ({"data.path": data} if data else {})
-        chosen = load_recipe(recipe).with_settings(changes)
+        chosen = (load_recipe(recipe) if quantize is None else recipe_for(quantize, recipe)).with_settings(changes)
     directory = Path(output)
     if folds:
         _cross_validate(chosen, directory, folds, resume=resume, force=force, as_json=as_json)
@@ -81,6 +94,8 @@ def train(
         f"{run.architecture}, weights of epoch {_kept(run)} of {metrics['epochs']}: {metrics['metric']} "
         f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
     )
+    if base := _before(run):
+        say(f"computed as {run.recipe['training']['quantize']} will; in float32, before: {base}")
     others = {name: value for name, value in metrics["details"]["test"].items() if name != metrics["metric"]}
     if others:
         say("also on test: " + ", ".join(f"{name} {number_text(value)}" for name, value in others.items()))
@@ -100,6 +115,7 @@ def _train(run: Any, parts: Any, directory: Path) -> Any:
             f"training {run.architecture} on {run.data['name']}: {len(parts.train)} {parts.unit}, "
             f"{len(parts.validation)} to validate, {len(parts.test)} to test"
         )
+        _note_left_out(run)
     remark = [""]
 
     def remember(epoch: Any) -> None:
@@ -113,6 +129,30 @@ def _train(run: Any, parts: Any, directory: Path) -> Any:
     except KeyboardInterrupt:
         note(f"\ninterrupted; go on from the last checkpoint with: edgekit train --resume -o {directory}")
         raise SystemExit(130) from None
+
+
+def _before(run: Any) -> str | None:
+    """What the run that fine-tuning for a scheme started from had reached; if it is still there."""
+    from architectures.run_directory import Run, is_run
+
+    settings = run.recipe["training"]
+    if settings.get("quantize") is None or settings["start"] is None or not is_run(settings["start"]):
+        return None
+    metrics = Run.open(settings["start"]).metrics
+    if metrics is None:
+        return None
+    return f"{number_text(metrics['validation'])} on validation, {number_text(metrics['test'])} on test"
+
+
+def _note_left_out(run: Any) -> None:
+    """Of fake quantization: what is computed in float32 all the same."""
+    scheme = run.recipe["training"].get("quantize")
+    if scheme is None:
+        return
+    from exporters.fake_quantization import left_out
+
+    if left := left_out(run.build()[0], scheme):
+        note(f"not trained for {scheme}, but in float32: {', '.join(left)}")
 
 
 def _cross_validate(recipe: Any, directory: Path, folds: int, *, resume: bool, force: bool, as_json: bool) -> None:

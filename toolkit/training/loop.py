@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from architectures.raw_input import RawInputNetwork
 from architectures.run_directory import RUN_FILE, WEIGHTS_FILE, Run, is_run, tokenizer_file
@@ -123,6 +124,10 @@ def _network(run: Run) -> nn.Module:
     torch.manual_seed(settings.seed)
     network, _ = run.build()
     start_weights(network, run, settings)
+    if settings.quantize is not None:
+        from exporters.fake_quantization import attach  # needs onnx, which other trainings do without
+
+        attach(network, settings.quantize)
     return network
 
 
@@ -182,7 +187,8 @@ def _train(
 
 
 def _complete(run: Run, parts: Prepared, directory: Path, network: nn.Module, task: Any, progress: Progress) -> Run:
-    details = {name: task.evaluate(network, getattr(parts, name), quick=False) for name in ("validation", "test")}
+    with parametrize.cached():  # fake quantization: weights are rounded once, not at every call
+        details = {name: task.evaluate(network, getattr(parts, name), quick=False) for name in ("validation", "test")}
     metrics = {
         "metric": task.metric,
         "validation": details["validation"][task.metric],
@@ -193,10 +199,14 @@ def _complete(run: Run, parts: Prepared, directory: Path, network: nn.Module, ta
         "seconds": round(progress.seconds, 1),
         "history": progress.history,
     }
-    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
-    write_file(directory / WEIGHTS_FILE, save(weights))
     run = replace(run, metrics=metrics)
     write_records(run, parts, directory, network, task)
+    if run.recipe["training"].get("quantize"):
+        from exporters.fake_quantization import remove
+
+        remove(network)
+    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
+    write_file(directory / WEIGHTS_FILE, save(weights))
     run = replace(run, status="complete")
     run.save(directory)
     (directory / CHECKPOINT_FILE).unlink(missing_ok=True)

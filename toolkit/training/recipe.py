@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.catalog import CATALOG, find
+from architectures.run_directory import RUN_FILE, Run, is_run
 from architectures.settings import apply_settings
 from runtime.errors import DataError, OptionError, UnknownName
 
@@ -16,6 +17,7 @@ from ..data.dataset import DataSettings
 from .augment import Augmentation
 from .schedules import SCHEDULES
 
+_SHARE, _FEWEST_EPOCHS = 0.1, 3  # of a recipe, to fine-tune its run for a scheme
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CHOICES = {
     "optimizer": ("sgd", "adam", "adamw"),
@@ -57,6 +59,7 @@ class TrainingSettings:
     keep: str = "best"  # the weights of the best validation epoch, or of the last epoch
     start: str | None = None  # a finished run whose weights to start from; its head is replaced where the task differs
     freeze: bool = False  # with start: train the new head only
+    quantize: str | None = None  # compute with weights as this scheme rounds them: int8-static, int8-weights, int4-weights
     seed: int = 0
     threads: int | None = None  # None: all available cores; a resumed run uses what it began with
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
@@ -150,6 +153,11 @@ class Sections:
 
 def load_recipe(name: str) -> Recipe:
     """By the name of a shared recipe, by the path of a .toml, or by an architecture (its shared recipe, or the defaults)."""
+    if is_run(name):
+        raise OptionError(
+            f"{name} is a run, not a recipe; fine-tune it for a scheme with --quantize NAME, or begin a recipe with its "
+            f"weights: --set start={name}"
+        )
     if name.endswith(".toml"):
         return _read(Path(name))
     shared = RECIPES / f"{name}.toml"
@@ -158,6 +166,32 @@ def load_recipe(name: str) -> Recipe:
     if name in CATALOG:
         return Recipe(name)
     raise UnknownName.of("recipe or architecture", name, {*recipe_names(), *CATALOG})
+
+
+def recipe_for(scheme: str, directory: str) -> Recipe:
+    """The recipe of a finished run, to go on from its weights for a while, computing as quantization by `scheme` will.
+
+    A tenth of the epochs, and a tenth of the learning rate without warm-up: weights move by about a step of the scheme's
+    grid, and what was learnt stays.
+    """
+    if not is_run(directory):
+        raise OptionError(
+            f"--quantize goes on from a finished run, and {directory} is none; train it first, e.g.: "
+            f"edgekit train {directory} -o RUN, then: edgekit train RUN --quantize {scheme} -o NEW"
+        )
+    recipe = Recipe.from_json(Run.open(directory).recipe, str(Path(directory) / RUN_FILE))
+    before = recipe.training
+    changed = replace(
+        before,
+        start=str(Path(directory).resolve()),
+        quantize=scheme,
+        epochs=max(_FEWEST_EPOCHS, round(before.epochs * _SHARE)),
+        learning_rate=before.learning_rate * _SHARE,
+        warmup=0,
+        patience=None,
+        freeze=False,
+    )
+    return replace(recipe, training=changed)
 
 
 def recipe_names() -> list[str]:

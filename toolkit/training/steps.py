@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from architectures.finetune import hold_still
 from runtime.errors import OptionError
@@ -92,6 +93,7 @@ class Stepper:
         generator = torch.Generator().manual_seed(seed)
         self.module.train()
         hold_still(self.network)
+        self._hold_ranges(epoch)
         step = epoch * self.steps_an_epoch
         states: list[State | None] = [None] * self.settings.accumulate
         total, items, rate = 0.0, 0, 0.0
@@ -111,6 +113,13 @@ class Stepper:
             raise Diverged(self._diagnosis(math.nan, step - 1, epoch))  # by the very last step, whose loss was still finite
         self.group.agree(self.network)
         return total / max(1, items), rate
+
+    def _hold_ranges(self, epoch: int) -> None:
+        """Fake quantization: in the last third of the epochs weights settle to ranges that do not move any more."""
+        if self.settings.quantize is not None:
+            from exporters.fake_quantization import hold_ranges
+
+            hold_ranges(self.network, held=epoch > 0 and 3 * epoch >= 2 * self.settings.epochs)
 
     def _step(self, batch: Batch, states: list[State | None]) -> float:
         """One optimizer step; returns the loss of the whole batch."""
@@ -158,7 +167,8 @@ class Stepper:
         self.network.eval()
         if self.average:
             self.network.load_state_dict(self.average.weights)
-        yield self.network
+        with parametrize.cached():
+            yield self.network
         if trained is not None:
             self.network.load_state_dict(trained)
 

@@ -41,8 +41,8 @@ def scheme_of(precision: str) -> str:
 def write_quantized(bundle: Bundle, scheme: str, target: Path, *, exact: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # networks as tiny as these are not worth it
-        patch.setattr("exporters.quantizers.scheme._FEWEST_WEIGHTS", 0)
-        patch.setattr(weights_module, "_SMALLEST_TABLE", 0)
+        patch.setattr("exporters.quantizers.scheme.FEWEST_WEIGHTS", 0)
+        patch.setattr(weights_module, "SMALLEST_TABLE", 0)
         patch.setattr("exporters.quantizers.recurrent._FEWEST_STORED", 0)
         patch.setattr("exporters.quantizers.recurrent.FEWEST_IN_STEPS", 0)
         if exact:

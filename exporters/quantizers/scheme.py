@@ -62,11 +62,11 @@ class Request:
     calibration: Samples | None
     settings: Any = None  # a dataclass of the kind that the scheme has
     many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
-    large_batch: bool = False  # … and the rows are of many texts, so that a recurrent layer too has many at every step
     tied: frozenset[str] = frozenset()  # digests of the tables that some graph of the bundle also multiplies by
     statistics: Statistics | None = None  # of the same samples, as far as they have been gathered
     remark: Callable[[Remark], None] = _ignore
     progress: Callable[[str], None] = _ignore
+    large_batch: bool = False  # many rows are of many texts, so that a recurrent layer too has many at every step
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_it_has_goldens_a_tolerance_and_standard_operators_and_shares_the_decode
     model = read_model(bundle.graph_path("alignment"))
     assert all(node.domain in ("", "ai.onnx") for node in model.graph.node)
     large = large_weights(bundle, "alignment")
-    assert len(large) >= 3
+    assert len(large) >= 2
     assert large <= large_weights(bundle, "decoder")
     assert verify_bundle(bundle.root)
 

@@ -166,11 +166,11 @@ def test_inputs_from_a_small_table_are_multiplied_before_it_is_written(kind: str
 
 # Rounded activations.
 
-FORMS = {
-    "int8-weights": (SCHEMES["int8-weights"], {}),
-    "of texts": (SCHEMES["int8-weights"], {"many_rows": True}),
-    "of many texts": (SCHEMES["int8-weights"], {"many_rows": True, "large_batch": True}),
-    "int8-dynamic on tokens": (by_row.ON_TOKENS, {}),
+FORMS = {  # and what multiplies by rows: the inputs, the states
+    "int8-weights": (SCHEMES["int8-weights"], {}, (False, False)),
+    "of texts": (SCHEMES["int8-weights"], {"many_rows": True}, (True, False)),
+    "of many texts": (SCHEMES["int8-weights"], {"many_rows": True, "large_batch": True}, (True, True)),
+    "int8-dynamic on tokens": (by_row.ON_TOKENS, {}, (True, False)),
 }
 
 
@@ -182,9 +182,13 @@ def test_with_rounded_activations_answers_stay_near_and_do_not_depend_on_neighbo
     monkeypatch.setattr("exporters.quantizers.recurrent.FEWEST_IN_STEPS", 0)
     case = case_of(kind, attributes)
     model = case.model()
-    scheme, request = FORMS[form]
+    scheme, request, by_rows = FORMS[form]
     quantized = applied(model, scheme, **request)
-    assert operators_of(quantized)["Scan"] == 1
+    counts = operators_of(quantized)
+    products = (1, 2 if (kind, attributes) == ("GRU", {}) else 1)
+    assert counts["Scan"] == 1
+    assert counts["com.microsoft::MatMulIntegerToFloat"] == np.dot(by_rows, products)
+    assert counts["com.microsoft::MatMulNBits"] == sum(products) - np.dot(by_rows, products)
     feeds = case.feeds(4, 6)
     feeds["x"] *= np.array([1e-3, 0.1, 1, 2], np.float32)[:, None]
     together = answers(quantized, feeds)

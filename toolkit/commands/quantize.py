@@ -110,6 +110,8 @@ def _say(report: Any, nodes: Any, output: str) -> None:
     for item in nodes:
         if not item.quantized:
             say(f"left in fp32: {item.node} ({item.operator}): {item.reason}")
+        elif item.operator in ("RNN", "GRU", "LSTM"):  # which can be quantized in several ways
+            say(f"{item.node} ({item.operator}): {item.reason}")
     say(f"bundle: {output}")
 
 

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 DEMO   ?= demo
 PEERS  ?= .peers
 
-.PHONY: demo test lint types unit bench bench-export bench-decoder bench-generation results screenshot clean
+.PHONY: demo test lint types unit bench bench-export bench-decoder bench-generation results quantization-matrix screenshot clean
 
 # One environment serves every target; it is remade when what it installs changes.
 $(VENV)/ready: pyproject.toml constraints.txt tests/third-party.txt
@@ -58,6 +58,10 @@ $(PEERS)/ready: tests/peers.txt tests/peers-builder.txt
 # Trains every shared recipe that has no finished run in runs/ (hours), and writes docs/results.md.
 results: $(VENV)/ready
 	$(BIN)/python -m tests.results --train runs
+
+# Every architecture in every scheme (many hours; what was measured is kept), and writes docs/quantization.md.
+quantization-matrix: $(VENV)/ready
+	$(BIN)/python -m tests.quantization_matrix --work matrix-work --runs runs
 
 # The picture in the README, taken of the demo's report. Needs Debian's chromium.
 screenshot: $(DEMO)/report.html

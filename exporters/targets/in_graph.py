@@ -71,7 +71,8 @@ class Parts:
             )
         capacity = _fixed_capacity(signature)
         limits = [limit for limit in (about.get("longest"), capacity) if limit is not None]
-        names = [name for name in (ENCODER, DECODER, MANY) if name in manifest.graphs]
+        forms = (ENCODER, DECODER) if ENCODER in manifest.graphs else (DECODER, MANY)  # as in runtime/generation/requests.py
+        names = [name for name in forms if name in manifest.graphs]
         models = {name: prepared(read_model(bundle.graph_path(name))) for name in names}
         return cls(models, signature, marks, about.get("bos"), min(limits, default=None), capacity)
 

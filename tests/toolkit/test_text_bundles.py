@@ -59,6 +59,7 @@ def test_a_trained_language_model_is_quantized_and_keeps_its_tokenizer(
     assert "nats a token, the likeliest token is the same for" in out
     assert run(["verify", str(target)]) == 0
     assert Bundle.open(target).manifest.tokenizers == Bundle.open(gpt).manifest.tokenizers
+    capsys.readouterr()
     assert run([*command, "--for-size", "--force", "--json", "--data", str(text_file)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["metric"], report["metric_data"][:25]) == ("perplexity", "the test part of text.txt")

@@ -57,7 +57,7 @@ class Scorer:
 
     def score(self, texts: Any, source: Any) -> tuple[list[Score], bool]:
         """The scores, and whether there was one text that was not in a list."""
-        targets, one = self.target.read(texts)
+        targets, one = self.target.read(texts, unread=0 if self.source is not None else 1)
         if self.source is None:
             if source is not None:
                 raise OptionError("source is for encoder–decoders, and this is a language model; leave it out")

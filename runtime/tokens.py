@@ -34,8 +34,11 @@ class TokenInput:
     before: tuple[int, ...] = ()  # <cls>
     after: tuple[int, ...] = ()  # <sep>, or <eos> of a source
 
-    def read(self, values: Any) -> tuple[list[Tokens], bool]:
-        """Rows of numbers from a text, token numbers, or a list of either; and whether it was only one."""
+    def read(self, values: Any, *, unread: int = 0) -> tuple[list[Tokens], bool]:
+        """Rows of numbers from a text, token numbers, or a list of either; and whether it was only one.
+
+        The network is not shown the last `unread` of them, so that there may be as many more.
+        """
         one = isinstance(values, str) or (
             len(np.shape(values)) == 1 if isinstance(values, np.ndarray) else bool(_plain(values)) and _is_number(values[0])
         )
@@ -44,14 +47,14 @@ class TokenInput:
             raise FeedError(f"a {type(values).__name__} is not a text; expected a text, token numbers, or a list of them")
         if not items:
             raise FeedError("the batch holds no texts; expected at least one")
-        return [self.row(item, "the text" if one else f"text {place}") for place, item in enumerate(items)], one
+        return [self.row(item, "the text" if one else f"text {place}", unread) for place, item in enumerate(items)], one
 
-    def row(self, item: Any, name: str) -> Tokens:
+    def row(self, item: Any, name: str, unread: int = 0) -> Tokens:
         if isinstance(item, str):
             numbers = [*self.before, *self.encode(item, name), *self.after]
         else:
             numbers = self.numbers(item, name)
-        self.check_length(len(numbers), name)
+        self.check_length(len(numbers), name, unread)
         return numbers
 
     def encode(self, text: str, name: str = "the text") -> Tokens:
@@ -87,8 +90,8 @@ class TokenInput:
             known = "0 or more" if self.vocabulary is None else f"0 to {self.vocabulary - 1}"
             raise FeedError(f"{name} has the token {numbers[wrong].flat[0]}, which does not exist; token numbers are {known}")
 
-    def check_length(self, length: int, name: str) -> None:
-        most = [size for size in (self.longest, self._fixed(1)) if size is not None]
+    def check_length(self, length: int, name: str, unread: int = 0) -> None:
+        most = [size + unread for size in (self.longest, self._fixed(1)) if size is not None]
         if most and length > min(most):
             raise FeedError(f"{name} has {length} tokens, and this network takes {min(most)} at most; shorten it")
 

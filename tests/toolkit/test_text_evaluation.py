@@ -64,6 +64,15 @@ def test_a_language_model_with_positions_is_judged_as_in_training(
     assert "evaluating " in shown.err
 
 
+def test_a_language_model_trained_on_all_its_positions_is_judged_on_all_of_them(
+    shared: Shared, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = {"network.width": 16, "network.heads": 2, "network.layers": 1, "network.feedforward": 32}
+    bundle = made(shared, "gpt", text_file, **tiny, **{"network.max_positions": 16, "window": 16})
+    report = evaluated(bundle, capsys, "--data", str(text_file))
+    assert report["metrics"] == pytest.approx(trained_metrics(bundle), rel=1e-4)
+
+
 def test_a_language_model_with_a_hidden_state_is_judged_as_in_training(
     shared: Shared, text_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,7 +192,7 @@ def test_masks_are_filled_with_the_likeliest_letters(shared: Shared) -> None:
         ("gpt", [[5, 6], None], "text 1 is None; expected a text or whole token numbers"),
         ("gpt", 7, "a int is not a text; expected a text, token numbers, or a list of them"),
         ("gpt", [5, 0, 6], "text 0 has the token 0, which is padding and has no probability; leave it out"),
-        ("gpt", "a" * 66, "the text has 66 tokens, and this network takes 64 at most; shorten it"),
+        ("gpt", "a" * 66, "the text has 66 tokens, and this network takes 65 at most; shorten it"),
         ("gpt-fixed", "a" * 18, "the text has 17 tokens, and this network's cache has room for 16; shorten it"),
         ("gpt-without-padding", "ab", "the text cannot be encoded: this bundle has no tokenizer; pass token numbers"),
     ],

@@ -127,6 +127,8 @@ def _with_part(
         quantized = [decision for decision in decisions[source].values() if decision.quantized]
         if not quantized:
             continue
+        missing = {decision.node for decision in quantized} - {node.name for node in model.graph.node}
+        assert not missing, f"{sorted(missing)} went away before {scheme.name} came to them"
         labels = {decision.node: label for label, decision in decisions[source].items()}
         request = Request(
             model=model,

@@ -53,7 +53,11 @@ def _by_onnxruntime(request: Request) -> onnx.ModelProto:
             per_channel=True,
             reduce_range=REDUCED_RANGE,
         )
-        return onnx.load(target)
+        made = onnx.load(target)
+    left = {f"{node.name}_MatMul": node.name for node in request.model.graph.node if node.name not in request.nodes}
+    for node in made.graph.node:
+        node.name = left.get(node.name, node.name)  # another scheme may want it, by the name it had
+    return made
 
 
 SCHEME = Scheme(

@@ -190,3 +190,22 @@ def test_parts_take_each_node_once(tmp_path: Path) -> None:
     nodes = {node.node: node.scheme for node in convert_parts(bundle, parts).nodes}
     assert nodes["product.a"] == "int8-weights"
     assert nodes["product.c"] == "int8-dynamic"
+
+
+@pytest.mark.parametrize("other", ["int8-weights", "int4-weights", "bf16"])
+def test_a_gemm_that_onnxruntimes_quantizer_splits_is_still_found_by_the_next_scheme(tmp_path: Path, other: str) -> None:
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in "ab"}
+    weights["bias"] = np.ones(WIDTH, np.float32)
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "a"], ["h"], name="product"),
+        onnx.helper.make_node("Gemm", ["h", "b", "bias"], ["y"], name="gemm"),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", WIDTH])
+    model = make_model(nodes, weights, inputs={"x": shape}, outputs={"y": shape})
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    converted = convert_parts(bundle, (Part(other, nodes=frozenset(["gemm"])), Part("int8-dynamic")))
+    assert {node.node: node.scheme for node in converted.nodes} == {"product": "int8-dynamic", "gemm": other}
+    (made,) = converted.models.values()
+    floats = [tensor for tensor in made.graph.initializer if tensor.data_type == TensorProto.FLOAT]
+    assert sum(int(np.prod(tensor.dims)) for tensor in floats) < WIDTH * WIDTH, "no matrix is left in float32"

@@ -18,7 +18,7 @@ from toolkit.training.plan import plan
 from toolkit.training.recipe import Recipe, load_recipe, recipe_for
 
 from ..helpers import edgekit
-from .tiny import largest_difference, recipe, train
+from .tiny import largest_difference, recipe, train, train_cut_and_resumed
 
 
 @pytest.fixture
@@ -89,17 +89,7 @@ def test_a_cut_run_for_a_scheme_resumes_to_the_same_bits(
     chosen = recipe(name, **settings)
     whole = train(chosen, tmp_path / "whole")
     monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", -1.0)
-    run, parts = loop.start(chosen, tmp_path / "cut")
-
-    def interrupt(epoch: loop.Epoch) -> None:
-        if epoch.number == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(run, parts, tmp_path / "cut", interrupt)
-    run, parts = loop.resume(tmp_path / "cut")
-    loop.train(run, parts, tmp_path / "cut")
-    assert largest_difference(whole, load_file(tmp_path / "cut" / "weights.safetensors")) == 0
+    assert largest_difference(whole, train_cut_and_resumed(chosen, tmp_path / "cut")) == 0
 
 
 def test_training_for_a_scheme_changes_what_is_learnt(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from toolkit.training.distributed import Group
 from toolkit.training.recipe import Recipe
 
 from ..helpers import ROOT, edgekit, environment
-from .tiny import largest_difference, recipe, train
+from .tiny import largest_difference, recipe, train, train_cut_and_resumed
 
 # resuming
 
@@ -40,17 +40,7 @@ def test_a_cut_run_of_every_kind_resumes_to_the_same_bits(
     chosen = recipe(name, **settings)
     whole = train(chosen, tmp_path / "whole")
     monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", -1.0)
-    run, parts = loop.start(chosen, tmp_path / "cut")
-
-    def interrupt(epoch: loop.Epoch) -> None:
-        if epoch.number == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(run, parts, tmp_path / "cut", interrupt)
-    run, parts = loop.resume(tmp_path / "cut")
-    loop.train(run, parts, tmp_path / "cut")
-    assert largest_difference(whole, load_file(tmp_path / "cut" / "weights.safetensors")) == 0
+    assert largest_difference(whole, train_cut_and_resumed(chosen, tmp_path / "cut")) == 0
 
 
 # learning

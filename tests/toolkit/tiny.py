@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -21,6 +22,21 @@ def recipe(architecture: str = "mlp", **settings: object) -> Recipe:
 
 def train(chosen: Recipe, directory: Path) -> dict[str, torch.Tensor]:
     run, parts = loop.start(chosen, directory)
+    loop.train(run, parts, directory)
+    return load_file(directory / "weights.safetensors")
+
+
+def train_cut_and_resumed(chosen: Recipe, directory: Path) -> dict[str, torch.Tensor]:
+    """The same training, interrupted after its second epoch and taken up again."""
+    run, parts = loop.start(chosen, directory)
+
+    def interrupt(epoch: loop.Epoch) -> None:
+        if epoch.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(run, parts, directory, interrupt)
+    run, parts = loop.resume(directory)
     loop.train(run, parts, directory)
     return load_file(directory / "weights.safetensors")
 

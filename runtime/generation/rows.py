@@ -24,6 +24,7 @@ from .decoder import Decoder, source_axis
 Array = NDArray[Any]
 _calls = itertools.count(1)  # numbers the calls of a process: what two rows got from the same call is the same
 _ROW_BITS = 16
+_COPIED_WHOLE = 1 << 16  # bytes of caches: to find out which slots differ takes longer than to copy so many
 
 
 @dataclass
@@ -258,6 +259,9 @@ class Rows:
         return binding, [*outputs, *(state.output for state in decoder.carried)]
 
     def _after(self, time: int) -> None:
+        if not self.decoder.in_place:  # nothing is ever copied slot by slot
+            self.lengths[: self.count] += time
+            return
         number = next(_calls) << _ROW_BITS
         if self.count == 1:  # small arrays cost more than numbers
             length = int(self.lengths[0])
@@ -281,30 +285,39 @@ class Rows:
             return
         self.reserve(count, self.capacity)
         changed = [row for row, parent in enumerate(parents) if parent != row]
-        if changed:
+        if changed and self.decoder.in_place:
             self._copy(changed, [parents[row] for row in changed])
-        self._carried = {
-            state.input: value_of(np.take(numpy_of(self._carried[state.input]), parents, axis=state.batch_axis))
-            for state in self.decoder.carried
-        }
+        elif changed:
+            self.lengths[changed] = self.lengths[[parents[row] for row in changed]]
+        if self.decoder.carried:
+            self._carry(parents)
         sources = [self._sources[parent] for parent in parents]
         self.count = count
         if sources != self._sources:
             self._sources = sources
             self._bind_memory()
 
+    def _carry(self, parents: list[int]) -> None:
+        """Choose rows of the states that every call gives anew: where they are bound, into the place that the next call reads."""
+        steps = self._steps.get((self.decoder.session, len(parents)), ())
+        free = next((step.before for step in steps if step.after is self._carried and step.before is not None), None)
+        chosen = {}
+        for state in self.decoder.carried:
+            array = numpy_of(self._carried[state.input])
+            if free is None:
+                chosen[state.input] = value_of(np.take(array, parents, axis=state.batch_axis))
+            else:
+                np.take(array, parents, axis=state.batch_axis, out=numpy_of(free[state.input]), mode="clip")  # or it is buffered
+        self._carried = free or chosen
+
     def _copy(self, targets: list[int], parents: list[int]) -> None:
         end = int(self.lengths[parents].max())
-        differs = self._history[targets, :end] != self._history[parents, :end]
-        starts = np.where(differs.any(axis=1), differs.argmax(axis=1), end)
-        pieces: list[Piece] = []  # of rows that need about as many slots
-        for size in {int(end - start).bit_length() for start in starts} - {0}:
-            places = [place for place, start in enumerate(starts) if int(end - start).bit_length() == size]
-            rows, sources = [targets[place] for place in places], [parents[place] for place in places]
-            pieces.append(Piece(rows, sources, int(starts[places].min()), end))
-        if pieces:
+        written = self._history[parents, :end]
+        if self.decoder.cache_bytes(len(targets), end) <= _COPIED_WHOLE:
+            self._caches.copy([Piece(targets, parents, 0, end)])
+        elif pieces := _differing(targets, parents, written != self._history[targets, :end]):
             self._caches.copy(pieces)
-        self._history[targets, :end] = self._history[parents, :end]
+        self._history[targets, :end] = written
         self.lengths[targets] = self.lengths[parents]
 
     def truncate(self, length: int) -> None:
@@ -329,6 +342,18 @@ class Rows:
             name: place(array if rows == list(range(len(array))) else np.ascontiguousarray(array[rows]))
             for name, array in self._memory.items()
         }
+
+
+def _differing(targets: list[int], parents: list[int], differs: Array) -> list[Piece]:
+    """What must be copied, where `differs` (targets, slots) says so: rows that need about as many slots are one piece."""
+    end = differs.shape[1]
+    starts = np.where(differs.any(axis=1), differs.argmax(axis=1), end)
+    pieces = []
+    for size in {int(end - start).bit_length() for start in starts} - {0}:
+        places = [place for place, start in enumerate(starts) if int(end - start).bit_length() == size]
+        rows, sources = [targets[place] for place in places], [parents[place] for place in places]
+        pieces.append(Piece(rows, sources, int(starts[places].min()), end))
+    return pieces
 
 
 PIECE = 256  # tokens of a long prompt in one call: attention within it looks at what causality forbids, too

@@ -200,8 +200,11 @@ def _logprobs_of(exact: Tiny, prompt: tuple[int, ...], tokens: tuple[int, ...]) 
     return _cache[key]
 
 
-def test_reordering_a_state_equals_recomputing_it(exact: Tiny) -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["copied whole", "copied where it differs"])
+def test_reordering_a_state_equals_recomputing_it(exact: Tiny, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are dropped, repeated and shuffled at random; then each goes on from its own text."""
+    if not whole:
+        monkeypatch.setattr(rows_module, "_COPIED_WHOLE", 0)
     random = np.random.default_rng(0)
     generator = exact.model._generator
     rows = Rows(generator.decoder, room=2, capacity=24)

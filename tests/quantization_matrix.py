@@ -6,7 +6,8 @@
 The second form measures what has not been measured (with --again everything) of what REGEX finds in "architecture/scheme", and
 keeps exported bundles in DIR. Each step is a process of its own, as a user would call it: `edgekit export`, `edgekit optimize`,
 `edgekit quantize`. An architecture with a finished run of its recipe in --runs is measured with those weights on its held-out
-data; others have fresh weights and are compared with themselves in fp32. A cell without figures has the reason.
+data; others have fresh weights, are calibrated on random samples, and are compared with themselves in fp32. A cell without
+figures has the reason.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from architectures.catalog import CATALOG
 from runtime.machine import available_cpus, describe_machine
@@ -34,8 +37,11 @@ SCHEMES: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16",),
     "fp16, stored": ("fp16", "--set", "arithmetic=float32"),
     "bf16": ("bf16",),
-    "auto": ("auto",),
+    "auto": ("auto", "--time", "300"),
 }
+_SAMPLES = 48
+_EQUAL = 1.03  # of latency: what a race cannot tell apart
+_TRIED = ("label", "bytes", "ratio", "drop", "problem")
 _LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64, takes more memory than 24 GB
 _MINUTES = 40  # for one step
 
@@ -49,18 +55,33 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     bundle, trained = _bundle(name, work, runs)
+    data = () if trained or "tokens" in CATALOG[name].takes else ("--data", str(_samples(name, work)))
     for scheme in schemes:
         note(f"{name}: {scheme}")
         known[f"{name}/{scheme}"] = (
-            {"reason": str(bundle)} if isinstance(bundle, str) else _cell(bundle, SCHEMES[scheme], work, trained)
+            {"reason": str(bundle)} if isinstance(bundle, str) else _cell(bundle, (*SCHEMES[scheme], *data), work, trained)
         )
         _save(known)
+
+
+def _samples(name: str, work: Path) -> Path:
+    """Random numbers for every input of a network, in a file."""
+    path = work / f"{name}.npz"
+    if not path.exists():
+        random = np.random.default_rng(0)
+        sizes = {
+            spec.name: [_SAMPLES if isinstance(dim, str) else dim for dim in spec.shape]
+            for spec in CATALOG[name].inputs(CATALOG[name].config)
+        }
+        np.savez(path, **{key: random.standard_normal(shape).astype(np.float32) for key, shape in sizes.items()})
+    return path
 
 
 def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]:
     """The optimized fp32 bundle, or why there is none; and whether its weights were trained."""
     run = runs / name if runs is not None else None
-    trained = run is not None and (run / "run.json").exists()
+    record = run / "run.json" if run is not None else None
+    trained = record is not None and record.exists() and json.loads(record.read_text())["status"] == "complete"
     source, target = str(run) if trained else name, work / f"{name}{'-trained' if trained else ''}.bundle"
     if target.exists():
         return target, trained
@@ -83,11 +104,14 @@ def _cell(bundle: Path, scheme: tuple[str, ...], work: Path, trained: bool) -> C
     if not output:
         return {"trained": trained, "kept": False, "reason": error}
     report = json.loads(output)
-    chosen = report.get("chosen")
+    chosen, tried = report.get("chosen"), report.get("tried")
     report = report.get("report", report)
     keys = ("size_ratio", "latency_ratio", "metric", "unit", "metric_before", "metric_after", "drop", "max_drop", "kept")
     reason = "; ".join(report["refusals"]) or (chosen or "")
-    return {"trained": trained, "reason": reason, **{key: report[key] for key in keys}}
+    cell = {"trained": trained, "reason": reason, **{key: report[key] for key in keys}}
+    if tried:
+        cell |= {"chosen": chosen, "tried": [{key: item[key] for key in _TRIED} for item in tried]}
+    return cell
 
 
 def _edgekit(command: tuple[str, ...]) -> tuple[int, str, str]:
@@ -120,6 +144,7 @@ def page(record: dict[str, Any]) -> str:
         f"Measured on {machine['cpu']}, {record['threads']} threads, onnxruntime {machine['onnxruntime']}.",
         "",
     ]
+    lines += _auto_lines(record["cells"])
     for name in CATALOG:
         cells = {scheme: record["cells"][f"{name}/{scheme}"] for scheme in SCHEMES if f"{name}/{scheme}" in record["cells"]}
         if not cells:
@@ -129,6 +154,45 @@ def page(record: dict[str, Any]) -> str:
         lines += [_row(scheme, cell) for scheme, cell in cells.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _auto_lines(cells: dict[str, Cell]) -> list[str]:
+    """What `auto` chose beside the best scheme alone, both as its own search measured them."""
+    rows = []
+    for name in CATALOG:
+        cell = cells.get(f"{name}/auto", {})
+        if "tried" not in cell:
+            continue
+        ran = {item["label"]: item for item in cell["tried"] if item["problem"] is None}
+        good = [item for item in ran.values() if item["drop"] <= cell["max_drop"]]
+        alone = [item for item in good if item["label"].split(" (")[0] in {scheme[0] for scheme in SCHEMES.values()}]
+        if cell["chosen"] not in ran or not alone:
+            continue
+        chosen, best = ran[cell["chosen"]], _best(alone)
+        rows.append(f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |")
+    if not rows:
+        return []
+    what = "The fastest within the budget, of those as fast (within 3 %) the smallest. Bytes, and latency to fp32's."
+    head = ["| | chosen | the best scheme alone | chosen is |", "|---|---|---|---|"]
+    return ["## What auto chooses, and the best scheme alone", "", what, "", *head, *rows, ""]
+
+
+def _best(items: list[Cell]) -> Cell:
+    fastest = min(item["ratio"]["median"] for item in items)
+    return min((item for item in items if item["ratio"]["median"] <= _EQUAL * fastest), key=lambda item: item["bytes"])
+
+
+def _figures(item: Cell) -> str:
+    return f"{item['label']}: {item['bytes']:,}, {item['ratio']['median']:.2f}"
+
+
+def _compared(chosen: Cell, best: Cell) -> str:
+    if chosen["label"] == best["label"]:
+        return "the same"
+    speed, size = best["ratio"]["median"] / chosen["ratio"]["median"], chosen["bytes"] / best["bytes"]
+    if speed > _EQUAL:
+        return f"{speed:.2f} times as fast, {size:.2f} of the size"
+    return f"{size:.2f} of the size" if speed > 1 / _EQUAL else f"{1 / speed:.2f} times as slow, {size:.2f} of the size"
 
 
 def _row(scheme: str, cell: Cell) -> str:
@@ -168,7 +232,7 @@ def main() -> None:
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     known = _load()
-    for name in CATALOG:
+    for name in sorted(CATALOG, key=lambda name: CATALOG[name].parameters()):  # the small ones first: hours lie between them
         wanted = [scheme for scheme in SCHEMES if re.search(arguments.only, f"{name}/{scheme}")]
         missing = [scheme for scheme in wanted if arguments.again or f"{name}/{scheme}" not in known]
         if missing:

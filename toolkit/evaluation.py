@@ -20,7 +20,7 @@ from runtime.metrics import METRICS
 from runtime.model import as_batch
 from runtime.session import Session
 
-from .data.arrays import load_feeds
+from .data.arrays import load_feeds, read_arrays
 from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
 from .opening import takes_text
@@ -138,7 +138,7 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         return _agreement(bundle, goldens, "the goldens' inputs"), calibration
     recorded = bundle.manifest.data
     unknown = path is None and recorded is not None and recorded["name"] not in DATASETS  # the user's own, and not at hand
-    found = None if unknown else data_for(bundle, path)
+    found = None if unknown or _is_unlabelled(bundle, path) else data_for(bundle, path)
     if found is not None:
         spec = bundle.graph()[1].signature.inputs[0]
         metric = METRICS[bundle.manifest.task]
@@ -154,6 +154,13 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         return _agreement(bundle, [inputs for _, inputs, _ in bundle.goldens()], "the goldens' inputs"), None
     batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
     return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda graph: iter(batches)
+
+
+def _is_unlabelled(bundle: Bundle, path: str | None) -> bool:
+    """Whether the file has samples alone: an array for each input of the graph, and none with targets."""
+    if path is None or Path(path).suffix.lower() != ".npz" or not Path(path).is_file():
+        return False
+    return set(read_arrays(Path(path))) == {spec.name for spec in bundle.graph()[1].signature.inputs}
 
 
 def _agreement(bundle: Bundle, batches: list[dict[str, NDArray[Any]]], where: str) -> Quality:
@@ -212,8 +219,9 @@ def _feed_parts(bundle: Bundle, feeds: dict[str, NDArray[Any]]) -> Iterator[dict
         return
     axes = {spec.name: spec.shape.index(axis_name) for spec in signature.inputs if axis_name in spec.shape}
     count = min(feeds[name].shape[axis] for name, axis in axes.items())
-    for start in range(0, count, _BATCH):
-        rows = np.arange(start, min(start + _BATCH, count))
+    at_once = _fitting(count, sum(feeds[name].nbytes for name in axes))
+    for start in range(0, count, at_once):
+        rows = np.arange(start, min(start + at_once, count))
         yield {name: np.take(array, rows, axis=axes[name]) if name in axes else array for name, array in feeds.items()}
 
 
@@ -225,7 +233,12 @@ def _row_limit(bundle: Bundle) -> int:
 def _rows_at_once(bundle: Bundle, rows: NDArray[Any]) -> int:
     """To calibrate on: fewer where they are large, as the activations that are looked at are then larger still."""
     first = bundle.graph()[1].signature.inputs[0].shape[0]
-    return first if isinstance(first, int) else max(1, min(_BATCH, _CALIBRATION_BYTES * len(rows) // max(1, rows.nbytes)))
+    return first if isinstance(first, int) else _fitting(len(rows), rows.nbytes)
+
+
+def _fitting(rows: int, size: int) -> int:
+    """How many of so many rows, of so many bytes together, make a batch."""
+    return max(1, min(_BATCH, _CALIBRATION_BYTES * rows // max(1, size)))
 
 
 def _parts(rows: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:

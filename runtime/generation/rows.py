@@ -298,7 +298,7 @@ class Rows:
             self._bind_memory()
 
     def _carry(self, parents: list[int]) -> None:
-        """Choose rows of the states that every call gives anew: where they are bound, into the place that the next call reads."""
+        """Choose rows of the states that every call gives anew; where those are bound, into the place the next call reads."""
         steps = self._steps.get((self.decoder.session, len(parents)), ())
         free = next((step.before for step in steps if step.after is self._carried and step.before is not None), None)
         chosen = {}
@@ -307,7 +307,9 @@ class Rows:
             if free is None:
                 chosen[state.input] = value_of(np.take(array, parents, axis=state.batch_axis))
             else:
-                np.take(array, parents, axis=state.batch_axis, out=numpy_of(free[state.input]), mode="clip")  # or it is buffered
+                np.take(
+                    array, parents, axis=state.batch_axis, out=numpy_of(free[state.input]), mode="clip"
+                )  # or it is buffered
         self._carried = free or chosen
 
     def _copy(self, targets: list[int], parents: list[int]) -> None:

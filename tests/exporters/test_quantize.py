@@ -140,6 +140,22 @@ def test_quality_is_held_to_the_budget_and_nan_never_passes() -> None:
     assert kept(EVEN, after=95.0)
 
 
+def test_samples_without_labels_calibrate_and_judge_by_agreement(exported: Callable[..., Path], tmp_path: Path) -> None:
+    from toolkit.evaluation import quality_for
+
+    bundle = Bundle.open(exported("lenet"))
+    pixels = np.random.default_rng(0).random((70, 1, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", pixels=pixels)
+    quality, calibration = quality_for(bundle, str(tmp_path / "x.npz"))
+    assert (quality.metric.name, quality.data) == ("agreement", "the samples of x.npz, against fp32")
+    assert quality.measure(bundle) == pytest.approx(100.0)
+    assert calibration is not None
+    batches = [feeds["pixels"] for feeds in calibration(None)]
+    np.testing.assert_array_equal(np.concatenate(batches), pixels)
+    np.savez(tmp_path / "y.npz", inputs=pixels, targets=np.arange(70) % 10)
+    assert quality_for(bundle, str(tmp_path / "y.npz"))[0].metric.name == "accuracy"
+
+
 def test_the_output_that_suffers_most_decides(tmp_path: Path) -> None:
     from exporters.export import export
     from exporters.source import find_source

@@ -1,6 +1,7 @@
-"""`make quantization-matrix`: every architecture in every scheme, measured and written to docs/quantization.md.
+"""`make quantization-matrix`: every architecture in every scheme, measured and written to docs/quantization.md, and the trained
+small ones to a table in docs/guide-quantize.md.
 
-    python -m tests.quantization_matrix                                the page again, from docs/results/quantization.json
+    python -m tests.quantization_matrix                                the pages again, from docs/quantization.json
     python -m tests.quantization_matrix --work DIR [--runs DIR] [--only REGEX] [--again]
 
 The second form measures what has not been measured (with --again everything) of what REGEX finds in "architecture/scheme", and
@@ -27,8 +28,10 @@ from runtime.machine import available_cpus, describe_machine
 from toolkit.console import note
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "results" / "quantization.json"
+RECORD = ROOT / "docs" / "quantization.json"
 PAGE = ROOT / "docs" / "quantization.md"
+GUIDE = ROOT / "docs" / "guide-quantize.md"
+_MARKS = "<!-- written by make quantization-matrix -->", "<!-- up to here -->"  # around the guide's table
 SCHEMES: dict[str, tuple[str, ...]] = {
     "int8-static": ("int8-static",),
     "int8-dynamic": ("int8-dynamic",),
@@ -137,7 +140,7 @@ def page(record: dict[str, Any]) -> str:
         "# Quantization, measured",
         "",
         "Every architecture in every scheme. Written by `make quantization-matrix`; the figures are in",
-        "[results/quantization.json](results/quantization.json). Size and latency are ratios to the optimized fp32",
+        "[quantization.json](quantization.json). Size and latency are ratios to the optimized fp32",
         "bundle, latency at batch 1 (a decoder: one token) with its 95 % interval. *Trained* networks are judged by their",
         "task's metric on held-out data; the others have fresh weights and are compared with their own fp32 answers,",
         "which is harder on them than a task is.",
@@ -207,6 +210,24 @@ def _row(scheme: str, cell: Cell) -> str:
     return f"| {scheme} | {cell['size_ratio']:.2f} | {ratio['median']:.2f}{interval} | {metric} | {verdict} |"
 
 
+def short_table(record: dict[str, Any]) -> str:
+    """The guide's: trained networks, a line each."""
+    cells: dict[str, Cell] = record["cells"]
+    names = [name for name in CATALOG if cells.get(f"{name}/auto", {}).get("trained")]
+    lines = ["", f"| | {' | '.join(SCHEMES)} |", "|---" * (1 + len(SCHEMES)) + "|"]
+    lines += [f"| {name} | {' | '.join(_short(cells.get(f'{name}/{scheme}')) for scheme in SCHEMES)} |" for name in names]
+    return "\n".join([*lines, ""])
+
+
+def _short(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if "size_ratio" not in cell:
+        return "–"
+    text = f"{cell['size_ratio']:.2f} / {cell['latency_ratio']['median']:.2f} / {cell['drop']:+.2f}"
+    return text if cell["kept"] else f"*{text}*"
+
+
 def _load() -> dict[str, Cell]:
     found: dict[str, Cell] = json.loads(RECORD.read_text())["cells"] if RECORD.exists() else {}
     return found
@@ -216,7 +237,14 @@ def _save(cells: dict[str, Cell]) -> None:
     ordered = {key: cells[key] for name in CATALOG for scheme in SCHEMES if (key := f"{name}/{scheme}") in cells}
     record = {"machine": describe_machine(), "threads": available_cpus(), "cells": ordered}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(record))
+    _write_pages(record)
+
+
+def _write_pages(record: dict[str, Any]) -> None:
+    PAGE.write_text(page(record), encoding="utf-8")
+    guide = GUIDE.read_text(encoding="utf-8")
+    before, rest = guide.split(_MARKS[0])
+    GUIDE.write_text(f"{before}{_MARKS[0]}{short_table(record)}{_MARKS[1]}{rest.split(_MARKS[1])[1]}", encoding="utf-8")
 
 
 def main() -> None:
@@ -227,7 +255,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure what has been measured, too")
     arguments = parser.parse_args()
     if arguments.work is None:
-        PAGE.write_text(page(json.loads(RECORD.read_text())))
+        _write_pages(json.loads(RECORD.read_text()))
         return
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.bundle import ALIGNMENT
 from runtime.errors import EdgekitError, GenerationError
 from runtime.generation.constraints import Trie
 from runtime.generation.options import EARLY_STOPPING, Generation, Options
-from runtime.text import EOS
+from runtime.text import BOS, EOS
+from tests.aligned_networks import attention_of_text
 
 from .conftest import Make
 from .networks import FIRST_LETTER, LETTERS, POSITIONS, TOKENIZER, VOCABULARY, Tiny
@@ -79,26 +81,38 @@ HANDS_OUT_A_FIX = (
 NETWORKS: dict[str, dict[str, Any]] = {
     "gpt": {"profile": "onnxruntime"},
     "seq2seq-attention": {"profile": "portable"},
-    "transformer": {"profile": "onnxruntime", "attention": True},
+    "seq2seq-attention with its attention": {"profile": "portable", "attention": True},
+    "transformer with its attention": {"profile": "onnxruntime", "attention": True},
 }
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(params=NETWORKS)
 def network(request: pytest.FixtureRequest, tiny_network: Make) -> Tiny:
-    return tiny_network(request.param, **NETWORKS[request.param])
+    return tiny_network(request.param.split()[0], **NETWORKS[request.param])
 
 
 def test_every_option_is_tried() -> None:
     assert set(VALUES) == {item.name for item in fields(Options)}
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(prompt=prompts, options=option_sets(), looks=st.booleans())
-def test_any_options_are_refused_with_a_fix_or_kept(
-    network: Tiny, prompt: list[int], options: dict[str, Any], looks: bool
-) -> None:
-    if looks and ALIGNMENT in network.model.sessions:
-        options |= {"attention": True} | ({"coverage_penalty": 0.5} if options.get("beams", 1) > 1 else {})
+def test_any_options_are_refused_with_a_fix_or_kept(network: Tiny) -> None:
+    looks_at_sources = ALIGNMENT in network.model.sessions
+    kept: Counter[str] = Counter()
+
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    @given(prompt=prompts, options=option_sets(), looks=st.sampled_from(["", "attention", "coverage_penalty"]))
+    def any_options(prompt: list[int], options: dict[str, Any], looks: str) -> None:
+        if looks and looks_at_sources:
+            options |= {looks: 0.5, "beams": options.get("beams", 1) + 1} if looks == "coverage_penalty" else {looks: True}
+        if refused_or_kept(network, prompt, options):
+            kept.update(name for name, value in options.items() if value)
+
+    any_options()
+    assert (kept["attention"] >= 20 and kept["coverage_penalty"] >= 20) if looks_at_sources else not kept["attention"]
+
+
+def refused_or_kept(network: Tiny, prompt: list[int], options: dict[str, Any]) -> bool:
+    """False: refused."""
     given_options = options | {"max_new_tokens": options.get("max_new_tokens", 12)}
     allowed = options.get("constraint")
     if allowed is not None:
@@ -107,15 +121,14 @@ def test_any_options_are_refused_with_a_fix_or_kept(
             given_options["constraint"] = Trie(allowed, ending=ending)
         except EdgekitError as error:
             assert_helps(error)
-            return
+            return False
     try:
         found = network.model.generate(prompt, **given_options)
     except EdgekitError as error:
         assert_helps(error)
-        if not isinstance(error, GenerationError):
-            return
-        assert {"constraint", "bad_words", "no_repeat_ngram", "prefix"} & options.keys(), f"nothing was forbidden: {error}"
-        return
+        if isinstance(error, GenerationError):
+            assert {"constraint", "bad_words", "no_repeat_ngram", "prefix"} & options.keys(), f"nothing was forbidden: {error}"
+        return False
     results = found if isinstance(found, list) else [found]
     assert isinstance(found, list) == (options.get("n_best", 1) > 1)
     assert 1 <= len(results) <= options.get("n_best", 1)
@@ -131,6 +144,7 @@ def test_any_options_are_refused_with_a_fix_or_kept(
             ]
     if len(results) == 1 and options.get("seed") is not None:
         assert "".join(network.model.stream(prompt, **given_options)) == results[0].text
+    return True
 
 
 def assert_helps(error: EdgekitError) -> None:
@@ -173,7 +187,8 @@ def assert_keeps(
     if options.get("attention"):
         assert found.attention is not None
         assert found.attention.shape == (len(tokens), len(prompt))
-        np.testing.assert_allclose(found.attention.sum(axis=1), 1, atol=1e-5)
+        expected = attention_of_text(network.about.network, prompt, [BOS, *tokens])[: len(tokens)]
+        np.testing.assert_allclose(found.attention, expected, atol=1e-5)
     else:
         assert found.attention is None
     wanted = options.get("alternatives", 0)

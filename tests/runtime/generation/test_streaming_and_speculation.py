@@ -16,7 +16,7 @@ from runtime.generation.speculate import Speculator, Verdict
 from runtime.text import BOS, EOS, SPECIALS, UNK, Tokenizer, byte_symbols
 
 from .conftest import Make
-from .networks import FIRST_LETTER, ROOM, VOCABULARY, Tiny, assert_same, attends, generating, prompts, some_of
+from .networks import FIRST_LETTER, ROOM, VOCABULARY, Tiny, attends, generating, prompts, some_of
 from .quantized import PRECISIONS
 
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
@@ -141,7 +141,7 @@ def test_speculation_equals_plain_decoding(tiny: Tiny, options: dict[str, Any], 
     some = [prompt * 4 for prompt in prompts(10, seed=12)]
     for prompt in some:
         plain = tiny.model.generate(prompt, max_new_tokens=24, **options)
-        assert_same(tiny.model.generate(prompt, max_new_tokens=24, speculate=True, **options), plain)
+        tiny.assert_same(tiny.model.generate(prompt, max_new_tokens=24, speculate=True, **options), plain)
         assert "".join(tiny.model.stream(prompt, max_new_tokens=24, speculate=True, **options)) == plain.text
     assert watched.verdicts, "guesses must have been verified"
 
@@ -152,7 +152,7 @@ def test_a_hidden_state_cannot_take_guesses_back_and_is_decoded_plainly(tiny: Ti
     watched = Watched(monkeypatch)
     for prompt in [prompt * 4 for prompt in prompts(4, seed=12)]:
         plain = tiny.model.generate(prompt, max_new_tokens=24)
-        assert_same(tiny.model.generate(prompt, max_new_tokens=24, speculate=True), plain)
+        tiny.assert_same(tiny.model.generate(prompt, max_new_tokens=24, speculate=True), plain)
     assert not watched.verdicts
 
 
@@ -178,7 +178,7 @@ def test_right_and_wrong_guesses_give_what_plain_decoding_gives(
         plain = tiny.model.generate(prompt, max_new_tokens=16, **options)
         answer[:] = [*plain.tokens, *([EOS] if plain.finish == "eos" else []), FIRST_LETTER]
         found = tiny.model.generate(prompt, max_new_tokens=16, speculate=True, **options)
-        assert_same(found, plain)
+        tiny.assert_same(found, plain)
         assert [[token for token, _ in step] for step in found.alternatives] == [
             [token for token, _ in step] for step in plain.alternatives
         ]
@@ -200,5 +200,5 @@ def test_speculation_decides_close_calls_by_a_plain_step(tiny: Tiny, monkeypatch
     monkeypatch.setattr(Speculator, "__init__", noisy)
     for prompt in [prompt * 4 for prompt in prompts(8, seed=13)]:
         plain = tiny.model.generate(prompt, max_new_tokens=20)
-        assert_same(tiny.model.generate(prompt, max_new_tokens=20, speculate=True), plain)
+        tiny.assert_same(tiny.model.generate(prompt, max_new_tokens=20, speculate=True), plain)
     assert any(verdict.close for _, verdict in watched.verdicts)

@@ -134,7 +134,7 @@ def _with_part(
             model=model,
             nodes=tuple(decision.node for decision in quantized),
             operators=tuple(sorted({decision.operator for decision in quantized})),
-            narrowed=bool(part.only or part.exclude or part.nodes is not None),
+            narrowed=bool(part.only or part.exclude),
             calibration=None if calibration is None else partial(calibration, source),
             settings=scheme.settings if part.settings is None else part.settings,
             statistics=None if calibration is None else _statistics(bundle, source, calibration),
@@ -143,6 +143,7 @@ def _with_part(
             many_rows=scheme.has_many_rows and (name == MANY or _reads_whole_texts(bundle.manifest.graphs[name].signature)),
             large_batch=name == MANY,
             tied=tied,
+            by_node=part.nodes is not None,
         )
         made[name] = _apply(scheme, request)
         if name == DECODER and scheme.has_many_rows and MANY not in models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto
 
 from exporters.adopt import adopt
-from exporters.candidates import Laboratory, Measured
+from exporters.candidates import Candidate, Laboratory, Measured
 from exporters.graph import read_model
+from exporters.preference import Preference
 from exporters.quantize import Budget, Quality, Speed
 from exporters.quantized_graphs import Part, convert_parts
 from exporters.search import SearchReport, front, search
@@ -75,15 +76,15 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
         ratio = made_up_latency(after) / made_up_latency(before)
         return Estimate(ratio, ratio * 0.999, ratio * 1.001)
 
-    def race(self: Laboratory, bundles: Sequence[Bundle], **ignored: int) -> list[Estimate]:
-        return [estimate(self.setting.bundle, bundle) for bundle in bundles]
+    def race(self: Laboratory, bundle: Bundle) -> Estimate:
+        return estimate(self.setting.bundle, bundle)
 
-    def speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
-        ratio = estimate(before, after)
-        return Speed(ratio, Estimate(1.0, 0.99, 1.01), 100.0, 100.0 * ratio.median, batch, threads)
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+        ratios = [estimate(before, bundle) for bundle in after]
+        return [Speed(ratio, Estimate(1.0, 0.99, 1.01), 100.0, 100.0 * ratio.median, batch, threads) for ratio in ratios]
 
     monkeypatch.setattr(Laboratory, "race", race)
-    monkeypatch.setattr("exporters.quantize.measure_speed", speed)
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
     monkeypatch.setattr("exporters.quantize._refuse_unrunnable", lambda *_: None)  # a process for each takes long
 
 
@@ -133,6 +134,107 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_nearest_miss(tmp_path: 
     assert not (tmp_path / "q.bundle").exists()
 
 
+def measured(label: str, size: int, ratio: float, drop: float = 0.0) -> tuple[Candidate, Measured]:
+    return Candidate(label, (Part(label),)), Measured(label, size, Estimate(ratio, ratio - 0.02, ratio + 0.02), 0.0, drop)
+
+
+def best_of(*tried: tuple[Candidate, Measured], **budget: Any) -> str:
+    return Preference(Budget(**budget), allowed=1.0).ranked(tried)[0][0].label
+
+
+def test_the_fastest_is_the_best_and_of_equally_fast_ones_the_smallest() -> None:
+    fast, small, slow = measured("fast", 100, 0.50), measured("small", 60, 0.51), measured("slow", 10, 0.60)
+    assert best_of(slow, fast, small) == "small"
+    assert best_of(slow, fast) == "fast"
+    assert best_of(slow, fast, small, for_size=True) == "slow"
+
+
+def test_a_few_bytes_do_not_make_up_for_speed() -> None:
+    assert best_of(measured("fast", 1000, 0.50), measured("smaller by a trifle", 999, 0.51)) == "fast"
+    assert best_of(measured("small", 999, 0.60), measured("fast", 1000, 0.50), for_size=True) == "fast"
+
+
+def test_a_mix_that_cannot_be_told_from_a_scheme_alone_gives_way_to_it() -> None:
+    part = Part("int8-static", nodes=frozenset(["a"]))
+    mix = Candidate("mix", (part, part)), Measured("mix", 1000, Estimate(0.50, 0.45, 0.56))
+    assert best_of(mix, measured("alone", 1000, 0.57)) == "alone"
+    assert best_of(mix, measured("alone", 1000, 0.59)) == "mix", "0.57 at best is slower than 0.56"
+    assert best_of(mix, measured("alone", 1010, 0.50)) == "mix", "it is smaller"
+
+
+@pytest.mark.parametrize(
+    ("budget", "fits"),
+    [
+        ({}, True),
+        ({"max_bytes": 99}, False),
+        ({"max_ratio": 0.7}, False),
+        ({"max_ratio": 0.75}, True),  # 0.8 ± 0.02 may be 0.75 by a quick race's noise
+        ({"max_us": 70.0}, False),
+        ({"max_us": 70.0, "for_size": True}, False),
+    ],
+)
+def test_what_is_clearly_outside_the_budget_is_not_raced_again(budget: dict[str, Any], fits: bool) -> None:
+    assert Preference(Budget(**budget), allowed=1.0).may_fit(measured("x", 100, 0.8)[1], original_us=100.0) is fits
+
+
+def test_what_loses_too_much_never_fits() -> None:
+    assert not Preference(Budget(for_size=True), allowed=1.0).may_fit(measured("x", 1, 0.1, drop=1.1)[1])
+    assert not Preference(Budget(for_size=True), allowed=1.0).may_fit(measured("x", 1, 0.1, drop=float("nan"))[1])
+
+
+def misled_by(monkeypatch: pytest.MonkeyPatch, quick: Callable[[Bundle, float], float]) -> None:
+    """Quick races give `quick(candidate, its true ratio)`; the last one tells the truth."""
+
+    def race(self: Laboratory, bundle: Bundle) -> Estimate:
+        ratio = quick(bundle, made_up_latency(bundle) / made_up_latency(self.setting.bundle))
+        return Estimate(ratio, ratio * 0.9, ratio * 1.1)
+
+    monkeypatch.setattr(Laboratory, "race", race)
+
+
+def test_a_scheme_alone_that_a_quick_race_wronged_still_wins_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misled_by(monkeypatch, lambda bundle, ratio: 0.45 if bundle.manifest.precision == "int8-dynamic" else ratio * 1.1)
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    truth = {item.label: item.ratio.median for item in found.raced}
+    assert truth[found.chosen] <= min(truth.values()) * 1.03
+    assert found.report.latency_ratio.median == truth[found.chosen]
+
+
+def test_where_the_best_do_not_pass_the_gate_every_scheme_alone_is_raced_before_anything_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced: list[list[str]] = []
+
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+        raced.append([bundle.manifest.precision for bundle in after])
+        ratios = [1.0 if bundle.manifest.precision == "fp16" else 2.0 for bundle in after]
+        return [Speed(Estimate(ratio, ratio, ratio), Estimate(1.0, 1.0, 1.0), 1.0, ratio, batch, threads) for ratio in ratios]
+
+    misled_by(monkeypatch, lambda bundle, ratio: 1.05 if bundle.manifest.precision == "fp16" else 0.5)
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
+    monkeypatch.setattr("exporters.search._FINALISTS", 2)
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert "fp16" not in raced[0]
+    assert found.report.scheme == "fp16"
+    assert verify_bundle(tmp_path / "q.bundle")
+
+
+def test_if_nothing_passes_the_last_race_the_nearest_miss_is_told_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+        return [Speed(Estimate(2.0, 1.9, 2.1), Estimate(1.0, 1.0, 1.0), 1.0, 2.0, batch, threads) for _ in after]
+
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
+    with pytest.raises(
+        QuantizationRefused, match=r"nothing of \d+ passed the last race; the nearest miss is .*: 2\.00 times slower"
+    ):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert not (tmp_path / "q.bundle").exists()
+
+
 def test_a_search_that_was_cut_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of(tmp_path)
     measured: list[str] = []
@@ -168,6 +270,23 @@ def test_when_time_is_up_the_best_so_far_is_taken(tmp_path: Path) -> None:
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=0.0)
     assert not found.complete
     assert len(found.tried) == 1
+    assert found.untried == ("int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
+
+
+def test_time_is_kept_for_the_last_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("exporters.candidates.time.monotonic", lambda: now)
+    original = Laboratory._measured
+
+    def slow(self: Laboratory, candidate: Any) -> Measured:
+        nonlocal now
+        now += 10.0
+        return original(self, candidate)
+
+    monkeypatch.setattr(Laboratory, "_measured", slow)
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=75.0)
+    assert len(found.tried) == 4, "a fifth would end at 50 s, and the last race of one takes 30 s"
+    assert len(found.raced) == 2
 
 
 def test_the_front_leaves_out_what_is_beaten_everywhere() -> None:

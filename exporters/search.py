@@ -101,9 +101,13 @@ def search(
     searcher = _Searcher(laboratory, budget, progress)
     try:
         searcher.run()
+        laboratory.close()
+        report = searcher.finish(target, force=force)
+    except QuantizationRefused:
+        laboratory.forget()  # that is an answer, too
+        raise
     finally:
         laboratory.close()
-    report = searcher.finish(target, force=force)
     laboratory.forget()
     return report
 
@@ -124,7 +128,7 @@ class _Searcher:
     def run(self) -> None:
         for stage in (self._alone, self._together, self._pruned, self._stored):
             for candidate in stage():
-                if self._laboratory.results and not self._laboratory.has_time_for(1 + _LAST):
+                if self._ran() and not self._laboratory.has_time_for(1 + _LAST):
                     self._complete = False
                     return
                 self._laboratory.measure(candidate)

@@ -154,6 +154,8 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         goldens = [inputs for _, inputs, _ in bundle.goldens()]
         return _agreement(bundle, goldens, "the goldens' inputs"), (lambda graph: iter(goldens)) if _is_fresh(bundle) else None
     batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
+    if not batches:
+        raise DataError(f"{path} holds no samples; pass --data with one or more")
     return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda graph: iter(batches)
 
 

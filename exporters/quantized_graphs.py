@@ -82,11 +82,31 @@ def convert_parts(
                 if label not in known or not known[label].quantized:
                     known[label] = replace(decision, node=label)
     for part, scheme, decisions in sorted(work, key=lambda item: _turn(item[1])):
+        joined = _joined(models, decisions)
+        known |= joined
+        decisions = {
+            name: {**of_graph, **{label: joined[label] for label in of_graph if label in joined}}
+            for name, of_graph in decisions.items()
+        }
         models, remarks = _with_part(bundle, part, scheme, models, decisions, calibration, progress)
         for label, remark in remarks.items():
             reason = f"{known[label].reason}; {remark.text}"
             known[label] = replace(known[label], reason=reason, cpu_features=remark.cpu_features)
     return Converted(models, tuple(known.values()))
+
+
+def _joined(
+    models: Mapping[str, onnx.ModelProto], decisions: Mapping[str, Mapping[str, NodeDecision]]
+) -> dict[str, NodeDecision]:
+    """The sums with a bias that an earlier part has made part of the product before them: nothing is left to quantize."""
+    found = {}
+    for name, of_graph in decisions.items():
+        present = {node.name for node in models[name].graph.node}
+        for label, decision in of_graph.items():
+            if decision.quantized and decision.operator == "Add" and decision.node not in present:
+                reason = "part of the product before it"
+                found[label] = replace(decision, node=label, quantized=False, reason=reason, scheme=None)
+    return found
 
 
 def _turn(scheme: Scheme) -> int:

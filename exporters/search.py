@@ -169,14 +169,19 @@ class _Searcher:
     def _together(self) -> Iterator[Candidate]:
         """The fastest schemes without what they are slow on, and with another one on what they leave."""
         narrow = self._narrow_convolutions()
-        for candidate, measured in self._fastest(2):
+        fastest = self._fastest(2)
+        slow = [item for item in self._fastest(len(SCHEMES)) if item not in fastest and not self._is_no_slower(item[1])]
+        for candidate, measured in [*fastest, *slow]:
             quantized = [node for node in measured.nodes if node.quantized]
-            operators = sorted({node.operator for node in quantized})
-            for operator in operators if len(operators) > 1 else ():
-                kept = frozenset(node.node for node in quantized if node.operator != operator)
-                yield Candidate(f"{candidate.label} without {operator}", (replace(candidate.parts[0], nodes=kept),))
+            operators = {node.operator for node in quantized}
+            left_out = sorted(operators) if (candidate, measured) in fastest else ["Conv"] if "Conv" in operators else []
+            for operator in left_out if len(operators) > 1 else ():
+                kept = [node for node in quantized if node.operator != operator]
+                if operator != "Gather" and any(node.operator != "Gather" for node in kept):  # tables cost no time
+                    part = replace(candidate.parts[0], nodes=frozenset(node.node for node in kept))
+                    yield Candidate(f"{candidate.label} without {operator}", (part,))
             wide = frozenset(node.node for node in quantized) - narrow
-            if wide and len(wide) < len(quantized):
+            if wide and len(wide) < len(quantized) and any(node.operator == "Conv" for node in quantized if node.node in wide):
                 label = f"{candidate.label} without convolutions of under {_NARROW} channels"
                 yield Candidate(label, (replace(candidate.parts[0], nodes=wide),))
         for candidate, measured in self._fastest(2):

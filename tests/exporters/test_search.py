@@ -328,3 +328,22 @@ def test_a_gemm_that_onnxruntimes_quantizer_splits_is_still_found_by_the_next_sc
     (made,) = converted.models.values()
     floats = [tensor for tensor in made.graph.initializer if tensor.data_type == TensorProto.FLOAT]
     assert sum(int(np.prod(tensor.dims)) for tensor in floats) < WIDTH * WIDTH, "no matrix is left in float32"
+
+
+def test_a_bias_that_became_part_of_its_product_is_not_looked_for_by_the_next_scheme(tmp_path: Path) -> None:
+    weights = {"a": np.ones((WIDTH, WIDTH), np.float32), "bias": np.ones(WIDTH, np.float32)}
+    weights["b"] = np.full((WIDTH, WIDTH), 2, np.float32)
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "a"], ["h"], name="product"),
+        onnx.helper.make_node("Add", ["h", "bias"], ["i"], name="sum"),
+        onnx.helper.make_node("MatMul", ["i", "b"], ["y"], name="last"),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", WIDTH])
+    model = make_model(nodes, weights, inputs={"x": shape}, outputs={"y": shape})
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    stored = Part("bf16", nodes=frozenset(["sum", "last"]))
+    converted = convert_parts(bundle, (Part("int4-weights", nodes=frozenset(["product"])), stored))
+    found = {node.node: (node.scheme, node.reason) for node in converted.nodes}
+    assert found["product"][0] == "int4-weights"
+    assert found["last"][0] == "bf16"
+    assert found["sum"] == (None, "part of the product before it")

@@ -50,6 +50,7 @@ _LIKELIEST_FIRST = ("int8-static", "int8-weights", "int8-dynamic", "int4-weights
 _FINALISTS = 4
 _ALONE_IN_FINALS = 3
 _WORTH_STORING = 0.01  # of all weights
+_HARDLY_SMALLER = 0.9  # of the original's size: a scheme that takes so little is not tried with other settings
 _NARROW = 32  # channels: convolutions with fewer are often slower in int8
 _LAST = 3.0  # candidates' worth of time that the last race of one takes
 _VARIED: dict[str, tuple[dict[str, Any], ...]] = {  # settings tried when a scheme's own miss the budget of quality
@@ -150,7 +151,7 @@ class _Searcher:
         return [name for name in _LIKELIEST_FIRST if not self._scheme(name).needs_calibration or self._calibration is not None]
 
     def _further(self, scheme: Scheme, found: Measured) -> Iterator[Mapping[str, Any]]:
-        if found.problem is not None:
+        if found.problem is not None or found.bytes > _HARDLY_SMALLER * self._bundle.graph_bytes:
             return
         if not self._preference.is_good(found):
             yield from _VARIED.get(scheme.name, ())
@@ -181,7 +182,12 @@ class _Searcher:
                     part = replace(candidate.parts[0], nodes=frozenset(node.node for node in kept))
                     yield Candidate(f"{candidate.label} without {operator}", (part,))
             wide = frozenset(node.node for node in quantized) - narrow
-            if wide and len(wide) < len(quantized) and any(node.operator == "Conv" for node in quantized if node.node in wide):
+            takes_activations = self._scheme(candidate.parts[0].scheme).needs_calibration
+            if (
+                takes_activations
+                and len(wide) < len(quantized)
+                and any(node.operator == "Conv" for node in quantized if node.node in wide)
+            ):
                 label = f"{candidate.label} without convolutions of under {_NARROW} channels"
                 yield Candidate(label, (replace(candidate.parts[0], nodes=wide),))
         for candidate, measured in self._fastest(2):

@@ -41,9 +41,12 @@ def apply(request: Request) -> onnx.ModelProto:
 
 def _quantized_tensors(request: Request, per_channel: bool) -> list[str]:
     """The activations that onnxruntime's quantizer will quantize, found by letting it, with ranges that mean nothing."""
-    weights = {tensor.name for tensor in request.model.graph.initializer}
+    graph = request.model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    computed = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
     tried = _converted(request, per_channel, {}, ())
-    return [name for name in tried.quantized_value_map if name not in weights]
+    # It also copies a bias that two convolutions share: such a name is not of this graph.
+    return [name for name in tried.quantized_value_map if name in computed - weights]
 
 
 def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range], full: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.statistics import Estimate
+
 from .candidates import Candidate, Measured
 from .quantize import NOISE_CEILING, Budget
 
@@ -56,9 +58,9 @@ class Preference:
         )
 
     def _by_speed_and_size(self, tried: Sequence[Tried]) -> list[Tried]:
-        fastest = min((found.ratio.median for _, found in tried), default=1.0)
-        leading = [item for item in tried if item[1].ratio.median <= fastest * EQUALLY_FAST]
-        others = [item for item in tried if item[1].ratio.median > fastest * EQUALLY_FAST]
+        fastest = min((found.ratio for _, found in tried), key=lambda ratio: ratio.median, default=None)
+        leading = [item for item in tried if fastest is not None and _is_as_fast(item[1].ratio, fastest)]
+        others = [item for item in tried if item not in leading]
         return [*self._by_size(leading), *sorted(others, key=_by_speed)]
 
     def miss(self, found: Measured, original_us: float | None = None) -> float:
@@ -72,6 +74,12 @@ class Preference:
 
 def _by_speed(item: Tried) -> tuple[float, float]:
     return (item[1].ratio.median, item[1].drop)
+
+
+def _is_as_fast(ratio: Estimate, fastest: Estimate) -> bool:
+    """On a quiet machine within 3 %; on a disturbed one, whose intervals are wide, as far as they overlap, up to its noise."""
+    overlap = (ratio.low or ratio.median) <= (fastest.high or fastest.median)
+    return ratio.median <= fastest.median * (NOISE_CEILING if overlap else EQUALLY_FAST)
 
 
 def _is_no_worse(one: Measured, other: Measured) -> bool:

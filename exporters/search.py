@@ -57,7 +57,7 @@ _VARIED: dict[str, tuple[dict[str, Any], ...]] = {  # settings tried when a sche
     "int8-static": ({"ranges": "percentile"}, {"ranges": "mse"}),
     "int4-weights": ({"head": "8"}, {"block": 32}),
 }
-_SMALLER: dict[str, tuple[dict[str, Any], ...]] = {"int4-weights": ({"block": 256},)}  # … and when only size matters
+_SMALLER: dict[str, tuple[dict[str, Any], ...]] = {"int4-weights": ({"block": 256},)}  # … and when they meet it
 _STORED = ("fp16", {"arithmetic": "float32"})
 
 
@@ -155,7 +155,7 @@ class _Searcher:
             return
         if not self._preference.is_good(found):
             yield from _VARIED.get(scheme.name, ())
-        elif self._budget.for_size:
+        else:
             yield from _SMALLER.get(scheme.name, ())
         reasons = [node.reason for node in found.nodes if node.quantized and node.operator in OPERATORS]
         if reasons and hasattr(scheme.settings, "recurrence"):
@@ -190,7 +190,7 @@ class _Searcher:
             ):
                 label = f"{candidate.label} without convolutions of under {_NARROW} channels"
                 yield Candidate(label, (replace(candidate.parts[0], nodes=wide),))
-        for candidate, measured in self._fastest(2):
+        for candidate, measured in self._fastest(3):
             taken = {node.node for node in measured.nodes if node.quantized}
             others = [item for item in self._fastest(len(SCHEMES)) if item[0].parts[0].scheme != candidate.parts[0].scheme]
             for other, found in others[:3]:

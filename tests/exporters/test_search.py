@@ -154,6 +154,15 @@ def test_a_few_bytes_do_not_make_up_for_speed() -> None:
     assert best_of(measured("small", 999, 0.60), measured("fast", 1000, 0.50), for_size=True) == "fast"
 
 
+def test_where_the_machine_is_disturbed_speeds_that_cannot_be_told_apart_are_decided_by_size() -> None:
+    def item(label: str, size: int, ratio: float, width: float) -> tuple[Candidate, Measured]:
+        return Candidate(label, (Part(label),)), Measured(label, size, Estimate(ratio, ratio - width, ratio + width))
+
+    assert best_of(item("large", 200, 0.94, 0.05), item("small", 100, 1.02, 0.05)) == "small"
+    assert best_of(item("large", 200, 0.94, 0.01), item("small", 100, 1.02, 0.01)) == "large"
+    assert best_of(item("large", 200, 0.80, 0.50), item("small", 100, 1.02, 0.50)) == "large", "no machine is so disturbed"
+
+
 def test_a_mix_that_cannot_be_told_from_a_scheme_alone_gives_way_to_it() -> None:
     part = Part("int8-static", nodes=frozenset(["a"]))
     mix = Candidate("mix", (part, part)), Measured("mix", 1000, Estimate(0.50, 0.45, 0.56))

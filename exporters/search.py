@@ -347,15 +347,29 @@ class _Searcher:
     def _nothing_fits(self) -> str:
         ran = [found for _, found in self._ran()]
         if not ran:
-            problems = "; ".join(f"{found.label}: {found.problem}" for _, found in self._laboratory.results.values())
-            return f"no scheme can be applied: {problems}"
+            return f"no scheme can be applied: {self._problems()}"
         nearest = min(ran, key=lambda found: self._preference.miss(found, self._laboratory.original_us))
         metric = self._laboratory.setting.quality.metric.name
+        untried = self._untried()
+        late = f"; time was up before these were tried: {', '.join(untried)}; give it more with --time" if untried else ""
         return (
             f"nothing of {len(ran)} that were measured is within the budget; the nearest miss is {nearest.label}: "
             f"{nearest.bytes:,} bytes, latency x{nearest.ratio}, {metric} drop {nearest.drop:.2f} "
-            f"(allowed {self._allowed:g}); raise the budget, or use --for-size if only size matters"
+            f"(allowed {self._allowed:g}); raise the budget, or use --for-size if only size matters{late}"
         )
+
+    def _problems(self) -> str:
+        """Each problem once, with the candidates that met it."""
+        met: dict[str, list[str]] = {}
+        for candidate, found in self._laboratory.results.values():
+            problem = (found.problem or "").removeprefix(f"{candidate.parts[0].scheme} ")
+            met.setdefault(problem, []).append(found.label)
+        return "; ".join(f"{', '.join(labels)}: {problem}" for problem, labels in met.items())
+
+    def _untried(self) -> tuple[str, ...]:
+        """Schemes that time was up before."""
+        begun = {candidate.parts[0].scheme for candidate, _ in self._laboratory.results.values()}
+        return () if self._complete else tuple(name for name in self._applicable() if name not in begun)
 
     def _search_report(self, chosen: Candidate, report: QuantizeReport, raced: Sequence[Measured]) -> SearchReport:
         tried = tuple(found for _, found in self._laboratory.results.values())
@@ -364,7 +378,6 @@ class _Searcher:
             {"scheme": part.scheme, "settings": asdict(part.settings), "nodes": None if part.nodes is None else len(part.nodes)}
             for part in chosen.parts
         )
-        begun = {candidate.parts[0].scheme for candidate, _ in self._laboratory.results.values()}
         return SearchReport(
             tried=tried,
             front=front(tried),
@@ -375,7 +388,7 @@ class _Searcher:
             raced=tuple(raced),
             recalled=self._laboratory.recalled,
             complete=self._complete,
-            untried=() if self._complete else tuple(name for name in self._applicable() if name not in begun),
+            untried=self._untried(),
         )
 
     def _reason(self, node: NodeDecision) -> str:

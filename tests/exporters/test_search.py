@@ -134,6 +134,13 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_nearest_miss(tmp_path: 
     assert not list(tmp_path.glob("q.bundle*"))
 
 
+def test_a_refusal_for_want_of_time_names_the_schemes_that_were_not_tried(tmp_path: Path) -> None:
+    with pytest.raises(
+        QuantizationRefused, match="time was up before these were tried: int8-weights, .*; give it more with --time"
+    ):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_bytes=100), seconds=0.0)
+
+
 def measured(label: str, size: int, ratio: float, drop: float = 0.0) -> tuple[Candidate, Measured]:
     return Candidate(label, (Part(label),)), Measured(label, size, Estimate(ratio, ratio - 0.02, ratio + 0.02), 0.0, drop)
 
@@ -160,6 +167,7 @@ def test_where_the_machine_is_disturbed_speeds_that_cannot_be_told_apart_are_dec
 
     assert best_of(item("large", 200, 0.94, 0.05), item("small", 100, 1.02, 0.05)) == "small"
     assert best_of(item("large", 200, 0.94, 0.01), item("small", 100, 1.02, 0.01)) == "large"
+    assert best_of(item("large", 200, 0.94, 0.001), item("small", 100, 0.96, 0.001)) == "small", "these are equally fast"
     assert best_of(item("large", 200, 0.80, 0.50), item("small", 100, 1.02, 0.50)) == "large", "no machine is so disturbed"
 
 

@@ -292,7 +292,9 @@ class _Searcher:
                 bundles = [item.bundle for item in made]
                 speeds = measure_speeds(setting.bundle, bundles, setting.batch, setting.threads)
                 entries = {
-                    item[0].key: _Entry((item[0], replace(item[1], ratio=speed.ratio)), one, speed)
+                    item[0].key: _Entry(
+                        (item[0], replace(item[1], ratio=speed.ratio, bytes=one.bundle.graph_bytes)), one, speed
+                    )
                     for item, one, speed in zip(finalists, made, speeds, strict=True)
                 }
                 quick = replace(setting.quality, details=None)

@@ -10,23 +10,24 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.bench import bench, bundle_variant
+from runtime.bench import TURN_SECONDS, Worker, bundle_variant
 from runtime.bundle import Bundle
-from runtime.errors import EdgekitError
-from runtime.statistics import Estimate
+from runtime.errors import EdgekitError, QuantizationRefused
+from runtime.statistics import Estimate, estimate, median
 
-from .quantize import Quality, built, past_of
+from .quantize import Made, Quality, built, past_of
 from .quantized_graphs import Part
 from .quantizers.scheme import Calibration, NodeDecision
 
-_ROUNDS = 25
-_LAUNCHES = 1
-JOURNAL_FORMAT = 1
+_ROUNDS = (7, 25)  # of a race: at least, and at most
+_RACE_SECONDS = 3.0  # after which a race with slow calls ends
+_HOPELESS = 1.5  # so much slower that nothing more is asked
+JOURNAL_FORMAT = 2
 _UNKNOWN = Estimate(1.0, None, None)
 
 
@@ -99,12 +100,15 @@ class Laboratory:
         self._known = _read(journal, setting.fingerprint())
         self.recalled = len(self._known)
         self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._longest = 0.0  # seconds that a candidate took
+        self._original: Worker | None = None  # one process for all races: loading a network takes long
+        self.original_us: float | None = None  # its latency in the last race
         self.score = setting.quality.measure(setting.bundle)
         self.results: dict[str, tuple[Candidate, Measured]] = {}  # of this search, by key
 
-    @property
-    def time_is_up(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+    def has_time_for(self, candidates: float) -> bool:
+        """Whether so many could still be measured, by the longest so far."""
+        return self._deadline is None or time.monotonic() + candidates * self._longest < self._deadline
 
     def measure(self, candidate: Candidate) -> Measured:
         key = candidate.key
@@ -113,7 +117,9 @@ class Laboratory:
         found = self._known.get(key)
         if found is None:
             self._progress(f"trying {candidate.label}")
+            started = time.monotonic()
             found = self._known[key] = self._measured(candidate)
+            self._longest = max(self._longest, time.monotonic() - started)
             _write(self._journal, self.setting.fingerprint(), self._known)
         self.results[key] = (candidate, found)
         return found
@@ -122,27 +128,63 @@ class Laboratory:
         setting = self.setting
         with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
             try:
-                made = built(
-                    setting.bundle, candidate.parts, setting.calibration, setting.threads, Path(folder), setting.for_size
-                )
-                (ratio,) = self.race([made.bundle], rounds=_ROUNDS, launches=_LAUNCHES)
+                made = self.built(candidate, Path(folder))
+                ratio = self.race(made.bundle)
                 score = setting.quality.measure(made.bundle)
             except EdgekitError as error:
                 return Measured(candidate.label, problem=" ".join(str(error).split()))
             drop = setting.quality.metric.drop(self.score, score)
             return Measured(candidate.label, made.bundle.graph_bytes, ratio, score, drop, made.converted.nodes)
 
-    def race(self, bundles: Sequence[Bundle], *, rounds: int, launches: int) -> list[Estimate]:
-        """Their latencies as ratios to the original's, in turns."""
+    def built(self, candidate: Candidate, folder: Path, *, tried: bool | None = None) -> Made:
+        """Where there is one graph, racing it tells whether it can be run."""
         setting = self.setting
-        named = [("original", setting.bundle), *((f"candidate {number}", item) for number, item in enumerate(bundles))]
-        variants = [
-            bundle_variant(item.root, name=name, threads=setting.threads, past=past_of(setting.bundle)) for name, item in named
-        ]
-        report = bench(variants, batches=(setting.batch,), threads=setting.threads, rounds=rounds, launches=launches)
-        ratios = [report.timing(name, setting.batch).ratio for name, _ in named[1:]]
-        assert all(ratio is not None for ratio in ratios)
-        return [ratio for ratio in ratios if ratio is not None]
+        several = len(setting.bundle.manifest.graphs) > 1 if tried is None else tried
+        return built(
+            setting.bundle, candidate.parts, setting.calibration, setting.threads, folder, setting.for_size, tried=several
+        )
+
+    def race(self, bundle: Bundle) -> Estimate:
+        """Its latency as a ratio to the original's, in turns: as many as tell whether it deserves the last race."""
+        try:
+            if self._original is None:
+                self._original = self._worker("original", self.setting.bundle)
+            candidate = self._worker("candidate", bundle)
+        except EdgekitError as error:
+            raise QuantizationRefused(f"it is a graph that onnxruntime cannot run: {error}") from error
+        try:
+            return self._raced(self._original, candidate)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            candidate.close()
+
+    def _worker(self, name: str, bundle: Bundle) -> Worker:
+        setting = self.setting
+        worker = Worker(bundle_variant(bundle.root, name=name, threads=setting.threads, past=past_of(setting.bundle)))
+        worker.prepare(setting.batch)
+        return worker
+
+    def _raced(self, original: Worker, candidate: Worker) -> Estimate:
+        ratios: list[float] = []
+        originals: list[float] = []
+        started = time.monotonic()
+        while len(ratios) < _ROUNDS[1]:
+            late = time.monotonic() - started > _RACE_SECONDS
+            if len(ratios) >= _ROUNDS[0] and (late or (estimate(ratios).low or 0.0) > _HOPELESS):
+                break
+            turns = (original, candidate) if len(ratios) % 2 else (candidate, original)
+            taken = {worker: median(worker.turn(TURN_SECONDS)) for worker in turns}
+            ratios.append(taken[candidate] / taken[original])
+            originals.append(taken[original] / 1000)
+        self.original_us = median(originals)
+        return estimate(ratios)
+
+    def close(self) -> None:
+        if self._original is not None:
+            self._original.close()
+            self._original = None
 
     def forget(self) -> None:
         """The search has ended: nothing is left to go on with."""

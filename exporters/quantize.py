@@ -8,7 +8,7 @@ two copies of the same bundle is this machine's noise, and "slower" means slower
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
+_LAUNCH_SECONDS = 2.0  # for each bundle; calls of 30 ms take all 35 rounds in it
 _TOLERANCE_MARGIN = 2.0
 MIXED = "mixed"  # the precision of a bundle that several schemes made
 
@@ -51,6 +52,7 @@ class Budget:
     for_size: bool = False  # a slower result is acceptable, and a second form of a decoder for the sake of speed is not
     max_bytes: int | None = None  # of all graphs
     max_us: float | None = None  # of one call at the batch size that is timed
+    max_ratio: float | None = None  # of its latency to the original's
 
 
 @dataclass(frozen=True)
@@ -176,42 +178,59 @@ def quantize_parts(
     progress(f"quantizing to {scheme}")
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
         made = built(bundle, parts, calibration, threads, Path(folder), budget.for_size, progress)
-        candidate, notes = made.bundle, made.notes
         progress("measuring latency against the original")
-        speed = measure_speed(bundle, candidate, timed_batch(bundle) if batch is None else batch, threads)
+        speed = measure_speed(bundle, made.bundle, timed_batch(bundle) if batch is None else batch, threads)
         progress(f"measuring {quality.metric.name} on {quality.data}")
-        scores = (quality.measure(bundle), quality.measure(candidate))
-        if quality.details is not None:
-            notes = (quality.details(candidate), *notes)
-        report = QuantizeReport(
-            scheme=scheme,
-            only=parts[0].only,
-            exclude=parts[0].exclude,
-            settings=settings or {},
-            bytes_before=bundle.graph_bytes,
-            bytes_after=candidate.graph_bytes,
-            latency_before_us=speed.before_us,
-            latency_after_us=speed.after_us,
-            latency_ratio=speed.ratio,
-            noise=speed.noise,
-            batch=speed.batch,
-            threads=threads,
-            metric=quality.metric.name,
-            unit=quality.metric.unit,
-            metric_data=quality.data,
-            metric_before=scores[0],
-            metric_after=scores[1],
-            nodes=made.converted.nodes,
-            notes=notes,
-            **judge(speed, quality.metric, scores, candidate.graph_bytes, budget),
-        )
+        scores = (quality.measure(bundle), quality.measure(made.bundle))
+        report = judged(bundle, made, parts, scheme, settings or {}, speed, quality, scores, budget)
         if not report:
             raise MeasuredRefusal(report, _fine_tuning_advice(bundle, report))
-        step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
-        lineage = lineage_step("quantize", bundle, **step)
-        final = replace(candidate.manifest, lineage=lineage, tolerance=_tolerance(candidate, scheme))
-        write_bundle(target, final, made.files, force=force)
+        write_made(bundle, made, report, target, force=force)
     return report
+
+
+def judged(
+    bundle: Bundle,
+    made: Made,
+    parts: tuple[Part, ...],
+    scheme: str,
+    settings: Mapping[str, Any],
+    speed: Speed,
+    quality: Quality,
+    scores: tuple[float, float],
+    budget: Budget,
+) -> QuantizeReport:
+    """All there is to say of what was made; truthy if it may be kept."""
+    details = () if quality.details is None else (quality.details(made.bundle),)
+    return QuantizeReport(
+        scheme=scheme,
+        only=parts[0].only,
+        exclude=parts[0].exclude,
+        settings=settings,
+        bytes_before=bundle.graph_bytes,
+        bytes_after=made.bundle.graph_bytes,
+        latency_before_us=speed.before_us,
+        latency_after_us=speed.after_us,
+        latency_ratio=speed.ratio,
+        noise=speed.noise,
+        batch=speed.batch,
+        threads=speed.threads,
+        metric=quality.metric.name,
+        unit=quality.metric.unit,
+        metric_data=quality.data,
+        metric_before=scores[0],
+        metric_after=scores[1],
+        nodes=made.converted.nodes,
+        notes=(*details, *made.notes),
+        **judge(speed, quality.metric, scores, made.bundle.graph_bytes, budget),
+    )
+
+
+def write_made(bundle: Bundle, made: Made, report: QuantizeReport, target: str | Path, *, force: bool) -> None:
+    step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
+    lineage = lineage_step("quantize", bundle, **step)
+    final = replace(made.bundle.manifest, lineage=lineage, tolerance=_tolerance(made.bundle, report.scheme))
+    write_bundle(target, final, made.files, force=force)
 
 
 def _fine_tuning_advice(bundle: Bundle, report: QuantizeReport) -> str:
@@ -268,8 +287,10 @@ def built(
     folder: Path,
     for_size: bool,
     progress: Callable[[str], None] = lambda step: None,
+    *,
+    tried: bool = True,
 ) -> Made:
-    """What the parts make of `bundle`, written into `folder`; refused if that is nothing, or does not run."""
+    """What the parts make of `bundle`, written into `folder`; refused if that is nothing, or, with `tried`, does not run."""
     converted = convert_parts(bundle, parts, calibration, progress)
     if for_size:
         converted = converted.without(MANY)
@@ -277,7 +298,8 @@ def built(
     manifest, files = draft(bundle, converted, scheme)
     candidate = write_bundle(folder / "candidate.bundle", manifest, files)
     refuse_unchanged(bundle, candidate, converted, scheme)
-    _refuse_unrunnable(candidate, scheme, threads)
+    if tried or MANY in converted.models:  # both forms are opened in this process below
+        _refuse_unrunnable(candidate, scheme, threads)
     if MANY not in converted.models:
         return Made(candidate, files, converted, ())
     progress("measuring the form for many rows")
@@ -314,6 +336,10 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, 
         )
     if budget.max_bytes is not None and size > budget.max_bytes:
         refusals.append(f"it has {size:,} bytes, more than the {budget.max_bytes:,} that --max-size allows")
+    if budget.max_ratio is not None and ratio.median > budget.max_ratio:
+        refusals.append(
+            f"it takes {ratio.median:.2f} of the original's time, more than the {budget.max_ratio:g} that --max-latency allows"
+        )
     if budget.max_us is not None and speed.after_us > budget.max_us:
         refusals.append(f"it takes {speed.after_us:.0f} µs, more than the {budget.max_us:.0f} that --max-latency allows")
     return {"drop": drop, "max_drop": allowed, "refusals": tuple(refusals)}
@@ -330,18 +356,27 @@ def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
 
 
 def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
-    """Interleaved timing of the candidate, the original, and the original again as a control."""
-    bundles = (("original", before), ("control", before), ("candidate", after))
+    (speed,) = measure_speeds(before, [after], batch, threads)
+    return speed
+
+
+def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+    """Interleaved timing of candidates, the original, and the original again as a control."""
+    names = [f"candidate {number}" for number, _ in enumerate(after)]
+    bundles = [("original", before), ("control", before), *zip(names, after, strict=True)]
     variants = [bundle_variant(bundle.root, name=name, threads=threads, past=past_of(bundle)) for name, bundle in bundles]
     for launches in (3, 6):
-        report = bench(variants, batches=(batch,), threads=threads, launches=launches)
-        ratio, noise = report.timing("candidate", batch).ratio, report.timing("control", batch).ratio
+        seconds = _LAUNCH_SECONDS * len(variants)
+        report = bench(variants, batches=(batch,), threads=threads, launches=launches, seconds=seconds)
+        noise = report.timing("control", batch).ratio
         if noise is not None and 1 / NOISE_CEILING < noise.median < NOISE_CEILING:
             break  # otherwise the machine was disturbed: once more, for longer
-    assert ratio is not None
     assert noise is not None
     before_us = report.timing("original", batch).latency.median
-    return Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads)  # by the paired ratio: medians alone drift
+    ratios = [report.timing(name, batch).ratio for name in names]
+    return [  # by the paired ratio: medians alone drift
+        Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads) for ratio in ratios if ratio is not None
+    ]
 
 
 def past_of(bundle: Bundle) -> int:

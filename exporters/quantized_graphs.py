@@ -82,11 +82,31 @@ def convert_parts(
                 if label not in known or not known[label].quantized:
                     known[label] = replace(decision, node=label)
     for part, scheme, decisions in sorted(work, key=lambda item: _turn(item[1])):
+        joined = _joined(models, decisions)
+        known |= joined
+        decisions = {
+            name: {**of_graph, **{label: joined[label] for label in of_graph if label in joined}}
+            for name, of_graph in decisions.items()
+        }
         models, remarks = _with_part(bundle, part, scheme, models, decisions, calibration, progress)
         for label, remark in remarks.items():
             reason = f"{known[label].reason}; {remark.text}"
             known[label] = replace(known[label], reason=reason, cpu_features=remark.cpu_features)
     return Converted(models, tuple(known.values()))
+
+
+def _joined(
+    models: Mapping[str, onnx.ModelProto], decisions: Mapping[str, Mapping[str, NodeDecision]]
+) -> dict[str, NodeDecision]:
+    """The sums with a bias that an earlier part has made part of the product before them: nothing is left to quantize."""
+    found = {}
+    for name, of_graph in decisions.items():
+        present = {node.name for node in models[name].graph.node}
+        for label, decision in of_graph.items():
+            if decision.quantized and decision.operator == "Add" and decision.node not in present:
+                reason = "part of the product before it"
+                found[label] = replace(decision, node=label, quantized=False, reason=reason, scheme=None)
+    return found
 
 
 def _turn(scheme: Scheme) -> int:
@@ -134,7 +154,7 @@ def _with_part(
             model=model,
             nodes=tuple(decision.node for decision in quantized),
             operators=tuple(sorted({decision.operator for decision in quantized})),
-            narrowed=bool(part.only or part.exclude or part.nodes is not None),
+            narrowed=bool(part.only or part.exclude),
             calibration=None if calibration is None else partial(calibration, source),
             settings=scheme.settings if part.settings is None else part.settings,
             statistics=None if calibration is None else _statistics(bundle, source, calibration),
@@ -143,6 +163,7 @@ def _with_part(
             many_rows=scheme.has_many_rows and (name == MANY or _reads_whole_texts(bundle.manifest.graphs[name].signature)),
             large_batch=name == MANY,
             tied=tied,
+            by_node=part.nodes is not None,
         )
         made[name] = _apply(scheme, request)
         if name == DECODER and scheme.has_many_rows and MANY not in models:

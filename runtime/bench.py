@@ -39,6 +39,7 @@ _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4,
 _SETTLE_SECONDS = 0.005
 _LONG_MS = 1000  # a call that takes longer has filled the caches again long before it ends: it needs no warm-up in its turn
 DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
+_FEWEST_ROUNDS = 7  # of a launch that is cut short: three launches give an interval of 21 ratios
 TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
 
 
@@ -152,12 +153,14 @@ def bench(
     rounds: int = 35,
     launches: int = 3,
     turn_seconds: float = TURN_SECONDS,
+    seconds: float | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchReport:
     """Time `variants` against each other in `launches` x `rounds` turns each; ratios are to the first one.
 
-    Without batches nothing is timed: each is only opened and run once.
+    Without batches nothing is timed: each is only opened and run once. After `seconds` a launch ends with the rounds it has, if
+    they are seven or more: calls that take long vary less.
     """
     if not variants or min(rounds, launches, threads, *batches) < 1:
         raise OptionError("a benchmark needs at least one variant, and batches, rounds, launches and threads of 1 or more")
@@ -176,7 +179,10 @@ def bench(
             for batch in batches:
                 for worker in workers:
                     worker.prepare(batch)
-                for _ in range(rounds):
+                started = time.perf_counter()
+                for number in range(rounds):
+                    if seconds is not None and number >= _FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+                        break
                     for worker in shuffle.sample(workers, len(workers)):
                         turns[worker.variant.name, batch].append(worker.turn(turn_seconds))
                     done += 1

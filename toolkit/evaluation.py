@@ -151,8 +151,11 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         at_once = _rows_at_once(bundle, rows)
         return quality, lambda graph: ({spec.name: part} for part in _parts(rows, at_once))
     if path is None:
-        return _agreement(bundle, [inputs for _, inputs, _ in bundle.goldens()], "the goldens' inputs"), None
+        goldens = [inputs for _, inputs, _ in bundle.goldens()]
+        return _agreement(bundle, goldens, "the goldens' inputs"), (lambda graph: iter(goldens)) if _is_fresh(bundle) else None
     batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
+    if not batches:
+        raise DataError(f"{path} holds no samples; pass --data with one or more")
     return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda graph: iter(batches)
 
 
@@ -172,6 +175,11 @@ def _agreement(bundle: Bundle, batches: list[dict[str, NDArray[Any]]], where: st
         return min(metric.compute(values, reference[name]) for name, values in _outputs(variant, batches).items())
 
     return Quality(metric, measure, f"{where}, against fp32")
+
+
+def _is_fresh(bundle: Bundle) -> bool:
+    """Of weights that nothing trained, as those of an architecture that is exported by its name, any input is a fair sample."""
+    return any(step.get("source", {}).get("kind") == "architecture" for step in bundle.manifest.lineage)
 
 
 def _split(data: Dataset, recorded: Any) -> BundleData:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from architectures.settings import parse_settings
-from exporters.quantize import Budget, QuantizeReport, quantize, timed_batch
+from exporters.quantize import Budget, QuantizeReport, quantize
 from exporters.quantizers import SCHEMES, scheme_for
 from exporters.search import AUTO, SearchReport, search
-from runtime.bench import bench, bundle_variant
 from runtime.bundle import MANIFEST, Bundle
 from runtime.errors import OptionError, UnknownName
 from runtime.files import refuse_existing
@@ -33,10 +32,17 @@ class Limits:
     max_latency: str | None = None
     for_size: bool = False
 
-    def budget(self, bundle: Bundle, batch: int | None, threads: int) -> Budget:
+    def budget(self, bundle: Bundle) -> Budget:
         size = limit_of("--max-size", self.max_size, _SIZES, lambda: bundle.graph_bytes)
-        time = limit_of("--max-latency", self.max_latency, _TIMES, lambda: _latency_us(bundle, batch, threads))
-        return Budget(self.max_drop, self.for_size, None if size is None else int(size), time)
+        time = limit_of("--max-latency", self.max_latency, _TIMES, lambda: 1.0)
+        is_share = (self.max_latency or "").strip().lower().endswith("x")
+        return Budget(
+            self.max_drop,
+            self.for_size,
+            None if size is None else int(size),
+            max_us=None if is_share else time,
+            max_ratio=time if is_share else None,
+        )
 
 
 def limit_of(option: str, text: str | None, units: Mapping[str, float], whole: Callable[[], float]) -> float | None:
@@ -79,7 +85,7 @@ def quantize_path(
             on_text = ", ".join(name for name in SCHEMES if scheme_for(name, bundle.manifest).takes_text)
             refuse_text(bundle, scheme, f"use a scheme for text: {on_text}")
         quality, calibration = quality_for(bundle, data)
-        budget = limits.budget(bundle, batch, threads)
+        budget = limits.budget(bundle)
         common: dict[str, Any] = {
             "quality": quality,
             "calibration": calibration,
@@ -91,9 +97,3 @@ def quantize_path(
             return search(bundle, output, seconds=seconds, force=force, progress=progress, **common)
         chosen: dict[str, Any] = {"only": only, "exclude": exclude, "settings": parse_settings(settings)}
         return quantize(bundle, output, scheme=scheme, force=force, progress=progress, **chosen, **common)
-
-
-def _latency_us(bundle: Bundle, batch: int | None, threads: int) -> float:
-    size = timed_batch(bundle) if batch is None else batch
-    variant = bundle_variant(bundle.root, name="original", threads=threads)
-    return bench([variant], batches=(size,), threads=threads, launches=1).timing("original", size).latency.median

@@ -48,7 +48,8 @@ def apply(request: Request) -> onnx.ModelProto:
 
     if request.settings.arithmetic == "float32":
         return store(request.model, request.nodes, "fp16")
-    keep = [node.name for node in request.model.graph.node if request.narrowed and node.name not in request.nodes]
+    narrowed = request.narrowed or request.by_node
+    keep = [node.name for node in request.model.graph.node if narrowed and node.name not in request.nodes]
     with quiet():
         return convert_float_to_float16(copy_of(request.model), keep_io_types=True, node_block_list=keep)
 

@@ -41,9 +41,12 @@ def apply(request: Request) -> onnx.ModelProto:
 
 def _quantized_tensors(request: Request, per_channel: bool) -> list[str]:
     """The activations that onnxruntime's quantizer will quantize, found by letting it, with ranges that mean nothing."""
-    weights = {tensor.name for tensor in request.model.graph.initializer}
+    graph = request.model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    computed = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
     tried = _converted(request, per_channel, {}, ())
-    return [name for name in tried.quantized_value_map if name not in weights]
+    # It also copies a bias that two convolutions share: such a name is not of this graph.
+    return [name for name in tried.quantized_value_map if name in computed - weights]
 
 
 def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range], full: Any) -> Any:
@@ -59,9 +62,12 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     tensors = TensorsData(
         CalibrationMethod.MinMax, {name: (np.float32(low), np.float32(high)) for name, (low, high) in known.items()}
     )
-    # On everything, the operators between convolutions (pooling, addition, …) stay in int8 as well.
+    # Unless operators were chosen, those between convolutions (pooling, addition, …) stay in int8 as well.
     operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators})
     weighted = {node.name for node in request.model.graph.node if node.op_type in _OPERATORS}
+    left = weighted - set(request.nodes)
+    if request.by_node:
+        left |= _away_from_convolutions(request)
     overrides = {node.input[1]: [_full_range(node, per_channel)] for node in full}
     with quiet():
         quantizer = QDQQuantizer(
@@ -72,12 +78,37 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
             activation_qType=QuantType.QInt8 if request.settings.types == "s8s8" else QuantType.QUInt8,
             tensors_range=tensors,
             nodes_to_quantize=[],
-            nodes_to_exclude=sorted(weighted - set(request.nodes)),
+            nodes_to_exclude=sorted(left),
             op_types_to_quantize=operators,
             extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"], "TensorQuantOverrides": overrides},
         )
         quantizer.quantize_model()
     return quantizer
+
+
+def _away_from_convolutions(request: Request) -> set[str]:
+    """The operators between products that read nothing in int8, where only some products are quantized.
+
+    What reads one tensor hands on what it gets; a sum or a concatenation is in int8 if it reads a quantized convolution: on
+    the path around a block it would be so through the whole network otherwise.
+    """
+    constants = {tensor.name for tensor in request.model.graph.initializer}
+    convolved: set[str] = set()  # tensors in int8 that a convolution made, perhaps pooled or cut off at zero since
+    added: set[str] = set()  # other tensors in int8
+    away = set()
+    for node in request.model.graph.node:
+        read = {name for name in node.input if name and name not in constants}
+        if node.name in request.nodes:
+            convolved.update(node.output if node.op_type == "Conv" else ())
+        elif node.op_type in _OPERATORS:
+            continue
+        elif read & convolved:
+            (convolved if len(read) == 1 else added).update(node.output)
+        elif len(read) == 1 and read & added:
+            added.update(node.output)
+        else:
+            away.add(node.name)
+    return away
 
 
 def _full_range(node: onnx.NodeProto, per_channel: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .scheme import Shapes
 
 OPERATORS = ("RNN", "GRU", "LSTM")
 AUTO, INT8, FLOAT32 = "auto", "int8", "float32"
+STEP_BY_STEP = "quantized step by step"
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 FEWEST_IN_STEPS = 3 * 256 * 256  # weights of one direction's state from which on int8 is no slower
 _FEWEST_STORED = 4096  # weights: below that nothing is saved
@@ -50,7 +51,7 @@ def arithmetic_of(node: onnx.NodeProto, shapes: Shapes, wanted: str = AUTO) -> t
         chosen, why = FLOAT32, f"with {weights} weights of the state its own operator is faster"
     else:
         chosen, why = INT8, f"with {weights} weights of the state that is no slower than its own operator"
-    return chosen, f"{'quantized step by step' if chosen == INT8 else 'stored in blocks, computed in float32'}: {why}"
+    return chosen, f"{STEP_BY_STEP if chosen == INT8 else 'stored in blocks, computed in float32'}: {why}"
 
 
 def _only_the_operator_can(node: onnx.NodeProto, shapes: Shapes) -> str | None:

@@ -58,7 +58,7 @@ class Request:
     model: onnx.ModelProto
     nodes: tuple[str, ...]
     operators: tuple[str, ...]
-    narrowed: bool  # the user chose operators; then only those are touched
+    narrowed: bool  # operators were chosen; then only those are touched
     calibration: Samples | None
     settings: Any = None  # a dataclass of the kind that the scheme has
     many_rows: bool = False  # use the form for many rows at once, of a scheme that has one
@@ -66,6 +66,7 @@ class Request:
     statistics: Statistics | None = None  # of the same samples, as far as they have been gathered
     remark: Callable[[Remark], None] = _ignore
     progress: Callable[[str], None] = _ignore
+    by_node: bool = False  # of the nodes that it could take, only some were chosen
     large_batch: bool = False  # many rows are of many texts, so that a recurrent layer too has many at every step
 
 

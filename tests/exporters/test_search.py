@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto
 
 from exporters.adopt import adopt
-from exporters.candidates import Laboratory, Measured
+from exporters.candidates import Candidate, Laboratory, Measured
 from exporters.graph import read_model
+from exporters.preference import Preference
 from exporters.quantize import Budget, Quality, Speed
 from exporters.quantized_graphs import Part, convert_parts
 from exporters.search import SearchReport, front, search
@@ -27,6 +28,7 @@ from runtime.statistics import Estimate
 from runtime.verify import verify_bundle
 
 from ..helpers import make_model, save
+from .recurrent_models import Case
 
 WIDTH = 64
 
@@ -64,8 +66,9 @@ def agreement_with(bundle: Bundle) -> Quality:
 
 
 def made_up_latency(bundle: Bundle) -> float:
-    """A product in float32 takes 1, in int8 0.4, in 4 bits 0.6; stored in 16 bits it is float32 again."""
-    cost = {"MatMul": 1.0, "Gemm": 1.0, "MatMulInteger": 0.4, "MatMulNBits": 0.6, "QLinearMatMul": 0.4}
+    """A product in float32 takes 1, in int8 0.4, in 4 bits 0.6; stored in 16 bits it is float32 again. A GRU takes 5, and 2 in
+    steps."""
+    cost = {"MatMul": 1.0, "Gemm": 1.0, "MatMulInteger": 0.4, "MatMulNBits": 0.6, "QLinearMatMul": 0.4, "GRU": 5.0, "Scan": 2.0}
     return sum(cost.get(node.op_type, 0.0) for node in read_model(bundle.graph_path()).graph.node)
 
 
@@ -75,15 +78,15 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
         ratio = made_up_latency(after) / made_up_latency(before)
         return Estimate(ratio, ratio * 0.999, ratio * 1.001)
 
-    def race(self: Laboratory, bundles: Sequence[Bundle], **ignored: int) -> list[Estimate]:
-        return [estimate(self.setting.bundle, bundle) for bundle in bundles]
+    def race(self: Laboratory, bundle: Bundle) -> Estimate:
+        return estimate(self.setting.bundle, bundle)
 
-    def speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
-        ratio = estimate(before, after)
-        return Speed(ratio, Estimate(1.0, 0.99, 1.01), 100.0, 100.0 * ratio.median, batch, threads)
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+        ratios = [estimate(before, bundle) for bundle in after]
+        return [Speed(ratio, Estimate(1.0, 0.99, 1.01), 100.0, 100.0 * ratio.median, batch, threads) for ratio in ratios]
 
     monkeypatch.setattr(Laboratory, "race", race)
-    monkeypatch.setattr("exporters.quantize.measure_speed", speed)
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
     monkeypatch.setattr("exporters.quantize._refuse_unrunnable", lambda *_: None)  # a process for each takes long
 
 
@@ -118,6 +121,15 @@ def test_a_node_that_costs_too_much_is_left_out_and_the_rest_is_quantized(tmp_pa
     assert any("without" in label and item.drop <= 4.0 for label, item in alone.items())
 
 
+def test_a_recurrent_layer_is_also_tried_in_the_arithmetic_that_its_size_does_not_suggest(tmp_path: Path) -> None:
+    model = Case("GRU", initial=False, outputs="last").model()
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    always = Quality(METRICS["tensors"], lambda variant: 100.0, "nothing")
+    found = search(bundle, tmp_path / "q.bundle", quality=always, threads=1)
+    assert {"int8-weights", "int8-weights (recurrence=int8)"} <= {item.label for item in found.tried}
+    assert "recurrence=int8" in found.chosen
+
+
 def test_every_node_has_its_scheme_and_a_reason(tmp_path: Path) -> None:
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
     assert {node.node for node in found.nodes} >= {"product.a", "product.b", "product.c"}
@@ -130,6 +142,124 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_nearest_miss(tmp_path: 
         QuantizationRefused, match=r"nothing of \d+ that were measured is within the budget; the nearest miss is"
     ):
         searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=0.5, max_bytes=100))
+    assert not list(tmp_path.glob("q.bundle*"))
+
+
+def test_a_refusal_for_want_of_time_names_the_schemes_that_were_not_tried(tmp_path: Path) -> None:
+    with pytest.raises(
+        QuantizationRefused, match="time was up before these were tried: int8-weights, .*; give it more with --time"
+    ):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_bytes=100), seconds=0.0)
+
+
+def measured(label: str, size: int, ratio: float, drop: float = 0.0) -> tuple[Candidate, Measured]:
+    return Candidate(label, (Part(label),)), Measured(label, size, Estimate(ratio, ratio - 0.02, ratio + 0.02), 0.0, drop)
+
+
+def best_of(*tried: tuple[Candidate, Measured], **budget: Any) -> str:
+    return Preference(Budget(**budget), allowed=1.0).ranked(tried)[0][0].label
+
+
+def test_the_fastest_is_the_best_and_of_equally_fast_ones_the_smallest() -> None:
+    fast, small, slow = measured("fast", 100, 0.50), measured("small", 60, 0.51), measured("slow", 10, 0.60)
+    assert best_of(slow, fast, small) == "small"
+    assert best_of(slow, fast) == "fast"
+    assert best_of(slow, fast, small, for_size=True) == "slow"
+
+
+def test_a_few_bytes_do_not_make_up_for_speed() -> None:
+    assert best_of(measured("fast", 1000, 0.50), measured("smaller by a trifle", 999, 0.51)) == "fast"
+    assert best_of(measured("small", 999, 0.60), measured("fast", 1000, 0.50), for_size=True) == "fast"
+
+
+def test_where_the_machine_is_disturbed_speeds_that_cannot_be_told_apart_are_decided_by_size() -> None:
+    def item(label: str, size: int, ratio: float, width: float) -> tuple[Candidate, Measured]:
+        return Candidate(label, (Part(label),)), Measured(label, size, Estimate(ratio, ratio - width, ratio + width))
+
+    assert best_of(item("large", 200, 0.94, 0.05), item("small", 100, 1.02, 0.05)) == "small"
+    assert best_of(item("large", 200, 0.94, 0.01), item("small", 100, 1.02, 0.01)) == "large"
+    assert best_of(item("large", 200, 0.94, 0.001), item("small", 100, 0.96, 0.001)) == "small", "these are equally fast"
+    assert best_of(item("large", 200, 0.80, 0.50), item("small", 100, 1.02, 0.50)) == "large", "no machine is so disturbed"
+
+
+def test_a_mix_that_cannot_be_told_from_a_scheme_alone_gives_way_to_it() -> None:
+    part = Part("int8-static", nodes=frozenset(["a"]))
+    mix = Candidate("mix", (part, part)), Measured("mix", 1000, Estimate(0.50, 0.45, 0.56))
+    assert best_of(mix, measured("alone", 1000, 0.57)) == "alone"
+    assert best_of(mix, measured("alone", 1000, 0.59)) == "mix", "0.57 at best is slower than 0.56"
+    assert best_of(mix, measured("alone", 1010, 0.50)) == "mix", "it is smaller"
+
+
+@pytest.mark.parametrize(
+    ("budget", "fits"),
+    [
+        ({}, True),
+        ({"max_bytes": 99}, False),
+        ({"max_ratio": 0.7}, False),
+        ({"max_ratio": 0.75}, True),  # 0.8 ± 0.02 may be 0.75 by a quick race's noise
+        ({"max_us": 70.0}, False),
+        ({"max_us": 70.0, "for_size": True}, False),
+    ],
+)
+def test_what_is_clearly_outside_the_budget_is_not_raced_again(budget: dict[str, Any], fits: bool) -> None:
+    assert Preference(Budget(**budget), allowed=1.0).may_fit(measured("x", 100, 0.8)[1], original_us=100.0) is fits
+
+
+def test_what_loses_too_much_never_fits() -> None:
+    assert not Preference(Budget(for_size=True), allowed=1.0).may_fit(measured("x", 1, 0.1, drop=1.1)[1])
+    assert not Preference(Budget(for_size=True), allowed=1.0).may_fit(measured("x", 1, 0.1, drop=float("nan"))[1])
+
+
+def misled_by(monkeypatch: pytest.MonkeyPatch, quick: Callable[[Bundle, float], float]) -> None:
+    """Quick races give `quick(candidate, its true ratio)`; the last one tells the truth."""
+
+    def race(self: Laboratory, bundle: Bundle) -> Estimate:
+        ratio = quick(bundle, made_up_latency(bundle) / made_up_latency(self.setting.bundle))
+        return Estimate(ratio, ratio * 0.9, ratio * 1.1)
+
+    monkeypatch.setattr(Laboratory, "race", race)
+
+
+def test_a_scheme_alone_that_a_quick_race_wronged_still_wins_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misled_by(monkeypatch, lambda bundle, ratio: 0.45 if bundle.manifest.precision == "int8-dynamic" else ratio * 1.1)
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    truth = {item.label: item.ratio.median for item in found.raced}
+    assert truth[found.chosen] <= min(truth.values()) * 1.03
+    assert found.report.latency_ratio.median == truth[found.chosen]
+
+
+def test_where_the_best_do_not_pass_the_gate_every_scheme_alone_is_raced_before_anything_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced: list[list[str]] = []
+
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+        raced.append([bundle.manifest.precision for bundle in after])
+        ratios = [1.0 if bundle.manifest.precision == "fp16" else 2.0 for bundle in after]
+        return [Speed(Estimate(ratio, ratio, ratio), Estimate(1.0, 1.0, 1.0), 1.0, ratio, batch, threads) for ratio in ratios]
+
+    misled_by(monkeypatch, lambda bundle, ratio: 1.05 if bundle.manifest.precision == "fp16" else 0.5)
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
+    monkeypatch.setattr("exporters.search._FINALISTS", 2)
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert "fp16" not in raced[0]
+    assert found.report.scheme == "fp16"
+    assert verify_bundle(tmp_path / "q.bundle")
+
+
+def test_if_nothing_passes_the_last_race_the_nearest_miss_is_told_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+        return [Speed(Estimate(2.0, 1.9, 2.1), Estimate(1.0, 1.0, 1.0), 1.0, 2.0, batch, threads) for _ in after]
+
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
+    with pytest.raises(
+        QuantizationRefused, match=r"nothing of \d+ passed the last race; the nearest miss is .*: 2\.00 times slower"
+    ):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
     assert not (tmp_path / "q.bundle").exists()
 
 
@@ -168,6 +298,23 @@ def test_when_time_is_up_the_best_so_far_is_taken(tmp_path: Path) -> None:
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=0.0)
     assert not found.complete
     assert len(found.tried) == 1
+    assert found.untried == ("int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
+
+
+def test_time_is_kept_for_the_last_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("exporters.candidates.time.monotonic", lambda: now)
+    original = Laboratory._measured
+
+    def slow(self: Laboratory, candidate: Any) -> Measured:
+        nonlocal now
+        now += 10.0
+        return original(self, candidate)
+
+    monkeypatch.setattr(Laboratory, "_measured", slow)
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=75.0)
+    assert len(found.tried) == 4, "a fifth would end at 50 s, and the last race of one takes 30 s"
+    assert len(found.raced) == 2
 
 
 def test_the_front_leaves_out_what_is_beaten_everywhere() -> None:
@@ -209,3 +356,22 @@ def test_a_gemm_that_onnxruntimes_quantizer_splits_is_still_found_by_the_next_sc
     (made,) = converted.models.values()
     floats = [tensor for tensor in made.graph.initializer if tensor.data_type == TensorProto.FLOAT]
     assert sum(int(np.prod(tensor.dims)) for tensor in floats) < WIDTH * WIDTH, "no matrix is left in float32"
+
+
+def test_a_bias_that_became_part_of_its_product_is_not_looked_for_by_the_next_scheme(tmp_path: Path) -> None:
+    weights = {"a": np.ones((WIDTH, WIDTH), np.float32), "bias": np.ones(WIDTH, np.float32)}
+    weights["b"] = np.full((WIDTH, WIDTH), 2, np.float32)
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "a"], ["h"], name="product"),
+        onnx.helper.make_node("Add", ["h", "bias"], ["i"], name="sum"),
+        onnx.helper.make_node("MatMul", ["i", "b"], ["y"], name="last"),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", WIDTH])
+    model = make_model(nodes, weights, inputs={"x": shape}, outputs={"y": shape})
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    stored = Part("bf16", nodes=frozenset(["sum", "last"]))
+    converted = convert_parts(bundle, (Part("int4-weights", nodes=frozenset(["product"])), stored))
+    found = {node.node: (node.scheme, node.reason) for node in converted.nodes}
+    assert found["product"][0] == "int4-weights"
+    assert found["last"][0] == "bf16"
+    assert found["sum"] == (None, "part of the product before it")

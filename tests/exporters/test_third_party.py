@@ -20,6 +20,7 @@ from runtime.bench import bench, bundle_variant
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError, QuantizationRefused
 from runtime.verify import verify_bundle
+from toolkit.cli import run
 from toolkit.evaluation import quality_for
 
 from .third_party import MODELS
@@ -126,6 +127,25 @@ def test_int8_is_kept_or_refused_with_the_reason(name: str, adopted: Find, tmp_p
     else:
         assert report.size_ratio < 1
         assert verify_bundle(tmp_path / "q.bundle", threads=1)
+
+
+@pytest.mark.parametrize("name", ["squeezenet-opset7", "gpt2-with-past", "silero-vad", "int8-cnn"])
+def test_auto_gives_a_bundle_within_its_budget_or_the_reason_in_one_line(
+    name: str, adopted: Find, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["quantize", str(adopted(name)), "--scheme", "auto", "--time", "0", "--max-drop", "5", "--threads", "1", "--json"]
+    code = run([*command, "-o", str(tmp_path / "q.bundle")])
+    printed = capsys.readouterr()
+    assert code in (0, 1)
+    if code == 1:
+        assert printed.err.splitlines()[-1].startswith("error: ")
+        assert "bug in edgekit" not in printed.err
+        assert not list(tmp_path.iterdir())
+        return
+    report = json.loads(printed.out)["report"]
+    assert report["drop"] <= 5
+    assert report["size_ratio"] < 1
+    assert verify_bundle(tmp_path / "q.bundle", threads=1)
 
 
 def test_every_small_model_of_the_standard_is_adopted_or_refused_in_one_line(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_a_benchmark_measures_every_variant_at_every_batch(bundle: Path) -> None
     assert report.to_json()["timings"][1]["ratio"]["median"] == second.ratio.median
 
 
+def test_a_launch_whose_time_is_up_ends_after_seven_rounds(bundle: Path) -> None:
+    variants = [bundle_variant(bundle, name=name, threads=1) for name in ("a", "b")]
+    report = bench(variants, threads=1, rounds=50, launches=1, turn_seconds=0.001, seconds=0.0)
+    assert [timing.rounds for timing in report.timings] == [7, 7]
+    assert (ratio := report.timing("b", 1).ratio) is not None
+    assert ratio.low is not None
+
+
 def test_a_worker_that_cannot_open_its_bundle_says_why(bundle: Path) -> None:
     variant = bundle_variant(bundle, threads=1)
     (bundle / "model.onnx").write_bytes(b"broken")

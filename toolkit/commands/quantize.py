@@ -132,7 +132,8 @@ def _say_search(found: Any, output: str) -> None:
         if item.problem is not None:
             say(f"{item.label}: {item.problem}")
     if not found.complete:
-        say("time was up before everything had been tried")
+        rest = f", and these schemes not at all: {', '.join(found.untried)}" if found.untried else ""
+        say(f"time was up before everything had been tried{rest}")
     _say(found.report, found.nodes, output)
 
 

@@ -303,6 +303,13 @@ def test_when_time_is_up_the_best_so_far_is_taken(tmp_path: Path) -> None:
     assert found.untried == ("int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
 
 
+def test_a_scheme_that_need_not_be_tried_is_not_called_untried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Laboratory, "has_time_for", lambda self, count: not any("fp16" in key for key in self.results))
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0))
+    assert not found.complete
+    assert found.untried == ()
+
+
 def test_time_is_kept_for_the_last_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("exporters.candidates.time.monotonic", lambda: now)

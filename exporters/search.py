@@ -371,6 +371,8 @@ class _Searcher:
     def _untried(self) -> tuple[str, ...]:
         """Schemes that time was up before."""
         begun = {candidate.parts[0].scheme for candidate, _ in self._laboratory.results.values()}
+        if _STORED[0] in begun:
+            begun.add("bf16")  # it is tried where storing fp16 fails
         return () if self._complete else tuple(name for name in self._applicable() if name not in begun)
 
     def _search_report(self, chosen: Candidate, report: QuantizeReport, raced: Sequence[Measured]) -> SearchReport:

@@ -14,7 +14,7 @@ Networks on tokens: static_text.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,12 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     tensors = TensorsData(
         CalibrationMethod.MinMax, {name: (np.float32(low), np.float32(high)) for name, (low, high) in known.items()}
     )
-    # Unless operators were chosen, those between convolutions (pooling, addition, …) stay in int8 as well.
+    # Unless operators were chosen, those between convolutions (pooling, norms, …) stay in int8 as well.
     operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators})
     weighted = {node.name for node in request.model.graph.node if node.op_type in _OPERATORS}
     left = weighted - set(request.nodes)
     if request.by_node:
-        left |= _away_from_convolutions(request)
+        left |= _away_from_convolutions(request, operators)
     overrides = {node.input[1]: [_full_range(node, per_channel)] for node in full}
     with quiet():
         quantizer = QDQQuantizer(
@@ -86,28 +86,19 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     return quantizer
 
 
-def _away_from_convolutions(request: Request) -> set[str]:
-    """The operators between products that read nothing in int8, where only some products are quantized.
-
-    What reads one tensor hands on what it gets; a sum or a concatenation is in int8 if it reads a quantized convolution: on
-    the path around a block it would be so through the whole network otherwise.
-    """
-    constants = {tensor.name for tensor in request.model.graph.initializer}
-    convolved: set[str] = set()  # tensors in int8 that a convolution made, perhaps pooled or cut off at zero since
-    added: set[str] = set()  # other tensors in int8
+def _away_from_convolutions(request: Request, operators: Collection[str]) -> set[str]:
+    """The operators between products that read nothing in int8, where only some products are quantized: a norm after a
+    convolution in float32 would be converted to int8 for itself alone."""
+    in_int8: set[str] = set()  # tensors
     away = set()
     for node in request.model.graph.node:
-        read = {name for name in node.input if name and name not in constants}
         if node.name in request.nodes:
-            convolved.update(node.output if node.op_type == "Conv" else ())
-        elif node.op_type in _OPERATORS:
-            continue
-        elif read & convolved:
-            (convolved if len(read) == 1 else added).update(node.output)
-        elif len(read) == 1 and read & added:
-            added.update(node.output)
-        else:
-            away.add(node.name)
+            in_int8.update(node.output if node.op_type == "Conv" else ())
+        elif node.op_type in operators and node.op_type not in _OPERATORS:
+            if in_int8 & set(node.input):
+                in_int8.update(node.output)
+            else:
+                away.add(node.name)
     return away
 
 

@@ -223,9 +223,11 @@ def misled_by(monkeypatch: pytest.MonkeyPatch, quick: Callable[[Bundle, float], 
 def test_a_scheme_alone_that_a_quick_race_wronged_still_wins_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    misled_by(monkeypatch, lambda bundle, ratio: 0.45 if bundle.manifest.precision == "int8-dynamic" else ratio * 1.1)
+    misled_by(monkeypatch, lambda bundle, ratio: 0.7 if bundle.manifest.precision == "int8-dynamic" else ratio)
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
     truth = {item.label: item.ratio.median for item in found.raced}
+    assert min(found.tried, key=lambda item: item.ratio.median).label != "int8-dynamic"
+    assert found.chosen == "int8-dynamic"
     assert truth[found.chosen] <= min(truth.values()) * 1.03
     assert found.report.latency_ratio.median == truth[found.chosen]
 
@@ -299,6 +301,13 @@ def test_when_time_is_up_the_best_so_far_is_taken(tmp_path: Path) -> None:
     assert not found.complete
     assert len(found.tried) == 1
     assert found.untried == ("int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
+
+
+def test_a_scheme_that_need_not_be_tried_is_not_called_untried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Laboratory, "has_time_for", lambda self, count: not any("fp16" in key for key in self.results))
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0))
+    assert not found.complete
+    assert found.untried == ()
 
 
 def test_time_is_kept_for_the_last_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

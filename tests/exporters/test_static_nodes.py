@@ -22,18 +22,22 @@ IMAGE = (TensorProto.FLOAT, ["batch", CHANNELS, 8, 8])
 
 
 def two_blocks(folder: Path) -> Bundle:
-    """Two residual blocks of a convolution each, the first one pooled. Both convolutions have the same bias."""
+    """Twice a convolution, pooling and a norm. Both convolutions have the same bias."""
     random = np.random.default_rng(0)
     weights = {name: random.standard_normal((CHANNELS, CHANNELS, 3, 3)).astype(np.float32) / 8 for name in ("v", "w")}
     weights["bias"] = np.zeros(CHANNELS, np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "v", "bias"], ["a"], name="first", pads=[1] * 4),
-        helper.make_node("MaxPool", ["a"], ["b"], name="pool", kernel_shape=[3, 3], pads=[1] * 4),
-        helper.make_node("Add", ["b", "x"], ["c"], name="sum.first"),
-        helper.make_node("Conv", ["c", "w", "bias"], ["d"], name="second", pads=[1] * 4),
-        helper.make_node("Add", ["d", "c"], ["y"], name="sum.second"),
-    ]
-    model = make_model(nodes, weights, inputs={"x": IMAGE}, outputs={"y": IMAGE})
+    norm = {name: np.full(CHANNELS, value, np.float32) for name, value in (("scale", 0.5), ("shift", 0.1), ("one", 1.0))}
+    nodes = []
+    for block, read, kernel, made in (("first", "x", "v", "h"), ("second", "h", "w", "y")):
+        given = [f"{block}.pooled", "scale", "shift", "bias", "one"]
+        nodes += [
+            helper.make_node("Conv", [read, kernel, "bias"], [f"{block}.made"], name=block, pads=[1] * 4),
+            helper.make_node(
+                "MaxPool", [f"{block}.made"], [f"{block}.pooled"], name=f"{block} pool", kernel_shape=[3, 3], pads=[1] * 4
+            ),
+            helper.make_node("BatchNormalization", given, [made], name=f"{block} norm"),
+        ]
+    model = make_model(nodes, weights | norm, inputs={"x": IMAGE}, outputs={"y": IMAGE})
     return adopt(save(model, folder / "net.onnx"), folder / "net.bundle").bundle
 
 
@@ -46,27 +50,29 @@ def converted(bundle: Bundle, nodes: frozenset[str] | None) -> onnx.ModelProto:
 
 
 def in_int8(model: onnx.ModelProto) -> set[str]:
-    """The nodes that read nothing but what was stored in int8."""
+    """The pooling and norms that read what was stored in int8."""
     wiring = Wiring.of(model)
-    nodes = [node for node in model.graph.node if node.op_type in ("Conv", "Add", "MaxPool")]
-    makers = {node.name: [wiring.maker(name) for name in node.input] for node in nodes}
-    return {
-        name for name, above in makers.items() if all(node is not None and node.op_type == "DequantizeLinear" for node in above)
+    makers = {
+        node.name: wiring.maker(node.input[0]) for node in model.graph.node if node.op_type in ("MaxPool", "BatchNormalization")
     }
+    return {name for name, above in makers.items() if above is not None and above.op_type == "DequantizeLinear"}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        (None, {"first", "sum.first", "pool", "second", "sum.second"}),
-        (frozenset(["first"]), {"first", "sum.first", "pool"}),
-        (frozenset(["second"]), {"second", "sum.second"}),
-    ],
-)
-def test_sums_and_pooling_after_a_quantized_convolution_are_in_int8_and_others_are_not(
-    nodes: frozenset[str] | None, expected: set[str], tmp_path: Path
+def of(*blocks: str) -> set[str]:
+    return {f"{block}{part}" for block in blocks for part in (" pool", " norm")}
+
+
+@pytest.mark.parametrize("blocks", [("first", "second"), ("first",), ("second",)])
+def test_what_follows_a_quantized_convolution_is_in_int8_and_what_follows_another_is_not(
+    blocks: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert in_int8(converted(two_blocks(tmp_path), nodes)) == expected
+    assert in_int8(converted(two_blocks(tmp_path), frozenset(blocks))) == of(*blocks)
+
+
+def test_all_nodes_by_name_are_the_whole_scheme(tmp_path: Path) -> None:
+    bundle = two_blocks(tmp_path)
+    whole, by_name = (converted(bundle, nodes) for nodes in (None, frozenset(["first", "second"])))
+    assert by_name.SerializeToString() == whole.SerializeToString()
 
 
 def test_convolutions_that_share_a_bias_are_quantized_near_the_original(tmp_path: Path) -> None:

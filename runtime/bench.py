@@ -16,6 +16,7 @@ A worker reads one JSON request a line and answers with one JSON line:
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -37,6 +38,11 @@ _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4,
 # three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
 # spinning off in onnxruntime the long tails went away too, but nothing further was tried.
 _SETTLE_SECONDS = 0.005
+# Calls of some milliseconds need as many to be themselves: onnxruntime's threads spin for 40 to 50 ms after their last call, on
+# a core that the next one needs, and a process that has waited finds its memory outside the caches. In turns of one call after
+# another ResNet-18 took 26 ms instead of 17, and its int8 10 instead of 5.
+_WARM_MS = 50
+_FEWEST_CALLS, _LONGEST_TURN = 5, 0.3  # in a turn, if they take no longer than so many seconds
 _LONG_MS = 1000  # a call that takes longer has filled the caches again long before it ends: it needs no warm-up in its turn
 DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
 _FEWEST_ROUNDS = 7  # of a launch that is cut short: three launches give an interval of 21 ratios
@@ -256,7 +262,7 @@ class Worker:
 
     def prepare(self, batch: int | None) -> None:
         call_ms = self._ask({"prepare": batch})["call_ms"]
-        self._warmup = 0 if call_ms > _LONG_MS else 1 if call_ms > 5 else 3
+        self._warmup = 0 if call_ms > _LONG_MS else 3 if call_ms <= 5 else math.ceil(_WARM_MS / call_ms)
 
     def turn(self, seconds: float) -> list[int]:
         time.sleep(_SETTLE_SECONDS)
@@ -363,9 +369,11 @@ class _Turns:
             assert self._call
             for _ in range(request["warmup"]):
                 self._call()
-            until = time.perf_counter() + request["turn"]
+            started = time.perf_counter()
             samples = [self._timed()]
-            while time.perf_counter() < until:
+            while (spent := time.perf_counter() - started) < request["turn"] or (
+                len(samples) < _FEWEST_CALLS and spent < _LONGEST_TURN
+            ):
                 samples.append(self._timed())
             return {"ns": samples}
         return {"peak_bytes": peak_resident_bytes()}

@@ -26,6 +26,7 @@ from .scheme import Request, Scheme
 from .static_settings import StaticSettings, observed, output_axis, ranges_for, reduced_products
 
 _OPERATORS = ("MatMul", "Gemm", "Conv")
+_JOINING = ("Add", "Concat")  # of branches: in int8 where all of them are
 
 
 def apply(request: Request) -> onnx.ModelProto:
@@ -62,12 +63,11 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     tensors = TensorsData(
         CalibrationMethod.MinMax, {name: (np.float32(low), np.float32(high)) for name, (low, high) in known.items()}
     )
-    # Unless operators were chosen, those between convolutions (pooling, norms, …) stay in int8 as well.
-    operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators})
+    # Unless operators were chosen, those between convolutions (pooling, norms, sums, …) stay in int8 as well.
+    operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators, *_JOINING})
     weighted = {node.name for node in request.model.graph.node if node.op_type in _OPERATORS}
-    left = weighted - set(request.nodes)
-    if request.by_node:
-        left |= _away_from_convolutions(request, operators)
+    away = _away_from_convolutions(request, operators)
+    left = (weighted - set(request.nodes)) | {node.name for node in away if request.by_node or node.op_type in _JOINING}
     overrides = {node.input[1]: [_full_range(node, per_channel)] for node in full}
     with quiet():
         quantizer = QDQQuantizer(
@@ -86,19 +86,20 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     return quantizer
 
 
-def _away_from_convolutions(request: Request, operators: Collection[str]) -> set[str]:
-    """The operators between products that read nothing in int8, where only some products are quantized: a norm after a
-    convolution in float32 would be converted to int8 for itself alone."""
+def _away_from_convolutions(request: Request, operators: Collection[str]) -> list[onnx.NodeProto]:
+    """The operators between products that read nothing in int8, or of whose branches one is not: a norm after a convolution in
+    float32, where only some products are quantized, would be converted to int8 for itself alone."""
     in_int8: set[str] = set()  # tensors
-    away = set()
+    away = []
     for node in request.model.graph.node:
         if node.name in request.nodes:
             in_int8.update(node.output if node.op_type == "Conv" else ())
         elif node.op_type in operators and node.op_type not in _OPERATORS:
-            if in_int8 & set(node.input):
+            branches = [name in in_int8 for name in node.input]
+            if all(branches) if node.op_type in _JOINING else any(branches):
                 in_int8.update(node.output)
             else:
-                away.add(node.name)
+                away.append(node)
     return away
 
 

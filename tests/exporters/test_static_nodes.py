@@ -83,3 +83,39 @@ def test_convolutions_that_share_a_bias_are_quantized_near_the_original(tmp_path
         Session(graph, signature, device="cpu").run({"x": samples()})["y"] for graph in (bundle.graph_path(), model)
     )
     assert np.abs(answer - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def branches(folder: Path) -> Bundle:
+    """Two convolutions of the input, joined with each other, with the input, and with a number."""
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal((CHANNELS, CHANNELS, 3, 3)).astype(np.float32) / 8 for name in ("v", "w", "u")}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], name="left", pads=[1] * 4),
+        helper.make_node("Conv", ["x", "w"], ["b"], name="right", pads=[1] * 4),
+        helper.make_node("Add", ["a", "b"], ["sum"], name="both"),
+        helper.make_node("Conv", ["sum", "u"], ["c"], name="last", pads=[1] * 4),
+        helper.make_node("Add", ["c", "number"], ["d"], name="and a number"),
+        helper.make_node("Add", ["sum", "x"], ["e"], name="and the input"),
+        helper.make_node("Concat", ["sum", "b"], ["f"], name="side by side", axis=1),
+    ]
+    shapes = {"d": IMAGE, "e": IMAGE, "f": (TensorProto.FLOAT, ["batch", 2 * CHANNELS, 8, 8])}
+    model = make_model(nodes, weights | {"number": np.ones(1, np.float32)}, inputs={"x": IMAGE}, outputs=shapes)
+    return adopt(save(model, folder / "net.onnx"), folder / "net.bundle").bundle
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [(None, {"both", "side by side"}), ({"left", "right"}, {"both", "side by side"}), ({"left"}, set())]
+)
+def test_branches_are_joined_in_int8_where_all_of_them_are(nodes: set[str] | None, expected: set[str], tmp_path: Path) -> None:
+    bundle = branches(tmp_path)
+    model = converted(bundle, None if nodes is None else frozenset(nodes))
+    stored = {name for node in model.graph.node if node.op_type == "QuantizeLinear" for name in node.input}
+    joined = {node.name for node in model.graph.node if node.op_type in ("Add", "Concat") and node.output[0] in stored}
+    assert joined == expected
+    signature = bundle.graph()[1].signature
+    before, after = (
+        Session(graph, signature, device="cpu").run({"x": samples()})
+        for graph in (bundle.graph_path(), model.SerializeToString())
+    )
+    for name, values in before.items():
+        assert np.abs(after[name] - values).max() < 0.05 * np.abs(values).max()

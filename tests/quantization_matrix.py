@@ -7,8 +7,7 @@ small ones to a table in docs/guide-quantize.md.
 The second form measures what has not been measured (with --again everything) of what REGEX finds in "architecture/scheme", and
 keeps exported bundles in DIR. Each step is a process of its own, as a user would call it: `edgekit export`, `edgekit optimize`,
 `edgekit quantize`. An architecture with a finished run of its recipe in --runs is measured with those weights on its held-out
-data; others have fresh weights, are calibrated on random samples, and are compared with themselves in fp32. A cell without
-figures has the reason.
+data; others have fresh weights and are compared with themselves in fp32. A cell without figures has the reason.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from architectures.catalog import CATALOG
 from runtime.machine import available_cpus, describe_machine
@@ -40,12 +37,12 @@ SCHEMES: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16",),
     "fp16, stored": ("fp16", "--set", "arithmetic=float32"),
     "bf16": ("bf16",),
-    "auto": ("auto", "--time", "300"),
+    "auto": ("auto", "--time", "120"),
 }
-_SAMPLES = 48
 _EQUAL = 1.03  # of latency: what a race cannot tell apart
-_TRIED = ("label", "bytes", "ratio", "drop", "problem")
+_RACED = ("label", "bytes", "ratio", "drop")
 _LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64, takes more memory than 24 GB
+_SMALL = 2_000_000  # parameters: networks that are fastest on one thread
 _MINUTES = 40  # for one step
 
 Cell = dict[str, Any]
@@ -58,26 +55,13 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     bundle, trained = _bundle(name, work, runs)
-    data = () if trained or "tokens" in CATALOG[name].takes else ("--data", str(_samples(name, work)))
+    threads = ("--threads", str(1 if CATALOG[name].parameters() < _SMALL else available_cpus()))
     for scheme in schemes:
         note(f"{name}: {scheme}")
         known[f"{name}/{scheme}"] = (
-            {"reason": str(bundle)} if isinstance(bundle, str) else _cell(bundle, (*SCHEMES[scheme], *data), work, trained)
+            {"reason": str(bundle)} if isinstance(bundle, str) else _cell(bundle, (*SCHEMES[scheme], *threads), work, trained)
         )
         _save(known)
-
-
-def _samples(name: str, work: Path) -> Path:
-    """Random numbers for every input of a network, in a file."""
-    path = work / f"{name}.npz"
-    if not path.exists():
-        random = np.random.default_rng(0)
-        sizes = {
-            spec.name: [_SAMPLES if isinstance(dim, str) else dim for dim in spec.shape]
-            for spec in CATALOG[name].inputs(CATALOG[name].config)
-        }
-        np.savez(path, **{key: random.standard_normal(shape).astype(np.float32) for key, shape in sizes.items()})
-    return path
 
 
 def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]:
@@ -107,13 +91,13 @@ def _cell(bundle: Path, scheme: tuple[str, ...], work: Path, trained: bool) -> C
     if not output:
         return {"trained": trained, "kept": False, "reason": error}
     report = json.loads(output)
-    chosen, tried = report.get("chosen"), report.get("tried")
+    chosen, raced = report.get("chosen"), report.get("raced")
     report = report.get("report", report)
     keys = ("size_ratio", "latency_ratio", "metric", "unit", "metric_before", "metric_after", "drop", "max_drop", "kept")
     reason = "; ".join(report["refusals"]) or (chosen or "")
     cell = {"trained": trained, "reason": reason, **{key: report[key] for key in keys}}
-    if tried:
-        cell |= {"chosen": chosen, "tried": [{key: item[key] for key in _TRIED} for item in tried]}
+    if raced:
+        cell |= {"chosen": chosen, "raced": [{key: item[key] for key in _RACED} for item in raced]}
     return cell
 
 
@@ -139,14 +123,17 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Quantization, measured",
         "",
-        "Every architecture in every scheme. Written by `make quantization-matrix`; the figures are in",
+        "Architectures in every scheme. Written by `make quantization-matrix`; the figures are in",
         "[quantization.json](quantization.json). Size and latency are ratios to the optimized fp32",
         "bundle, latency at batch 1 (a decoder: one token) with its 95 % interval. *Trained* networks are judged by their",
         "task's metric on held-out data; the others have fresh weights and are compared with their own fp32 answers,",
         "which is harder on them than a task is.",
-        f"Measured on {machine['cpu']}, {record['threads']} threads, onnxruntime {machine['onnxruntime']}.",
+        f"Measured on {machine['cpu']}, {record['threads']} threads (networks of less than two million parameters, which are",
+        f"fastest so: one), onnxruntime {machine['onnxruntime']}.",
         "",
     ]
+    if missing := [name for name in CATALOG if not any(key.startswith(f"{name}/") for key in record["cells"])]:
+        lines += [f"Not measured yet: {', '.join(missing)}.", ""]
     lines += _auto_lines(record["cells"])
     for name in CATALOG:
         cells = {scheme: record["cells"][f"{name}/{scheme}"] for scheme in SCHEMES if f"{name}/{scheme}" in record["cells"]}
@@ -160,24 +147,29 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _auto_lines(cells: dict[str, Cell]) -> list[str]:
-    """What `auto` chose beside the best scheme alone, both as its own search measured them."""
+    """What `auto` chose beside the best scheme alone, both as its last race measured them."""
     rows = []
     for name in CATALOG:
         cell = cells.get(f"{name}/auto", {})
-        if "tried" not in cell:
+        if "raced" not in cell:
             continue
-        ran = {item["label"]: item for item in cell["tried"] if item["problem"] is None}
-        good = [item for item in ran.values() if item["drop"] <= cell["max_drop"]]
-        alone = [item for item in good if item["label"].split(" (")[0] in {scheme[0] for scheme in SCHEMES.values()}]
-        if cell["chosen"] not in ran or not alone:
-            continue
-        chosen, best = ran[cell["chosen"]], _best(alone)
-        rows.append(f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |")
+        chosen = next(item for item in cell["raced"] if item["label"] == cell["chosen"])
+        alone = [item for item in cell["raced"] if _is_alone(item["label"]) and item["drop"] <= cell["max_drop"]]
+        if alone:
+            best = _best(alone)
+            rows.append(f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |")
+        else:
+            rows.append(f"| {name} | {_figures(chosen)} | none is within the budget | the only one |")
     if not rows:
         return []
     what = "The fastest within the budget, of those as fast (within 3 %) the smallest. Bytes, and latency to fp32's."
     head = ["| | chosen | the best scheme alone | chosen is |", "|---|---|---|---|"]
     return ["## What auto chooses, and the best scheme alone", "", what, "", *head, *rows, ""]
+
+
+def _is_alone(label: str) -> bool:
+    """Whether it names one scheme, perhaps with settings, and no more."""
+    return re.fullmatch(r"[\w-]+( \([^()]*\))?", label) is not None
 
 
 def _best(items: list[Cell]) -> Cell:

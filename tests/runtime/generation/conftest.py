@@ -58,6 +58,8 @@ def tiny_network(shared: Callable[[str, Callable[[Path], object]], Path]) -> Mak
 IN_EVERY_PRECISION: dict[str, tuple[Any, ...]] = {
     "mode": ("greedy", "beam", "sampled, several"),
     "length_penalty": (0.0, 1.0),
+    "most_rows": (5,),
+    "filtered": (True,),
 }
 
 

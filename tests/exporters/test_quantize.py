@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
 from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, _fine_tuning_advice, judge, quantize
+from exporters.quantized_graphs import convert
 from exporters.quantizers import SCHEMES
-from exporters.quantizers.scheme import decide, with_node_names
+from exporters.quantizers.scheme import decide, quantizable
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 from runtime.metrics import METRICS
@@ -185,8 +187,41 @@ def test_a_conversion_that_crashes_onnxruntime_is_a_refusal(tmp_path: Path) -> N
         assert report.metric_after > 95
 
 
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Weights as some exporters write them."""
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in model.graph.initializer]
+    nodes = [*constants, *model.graph.node]
+    del model.graph.initializer[:], model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_in_constant_nodes_are_quantized_too(scheme: str, tmp_path: Path) -> None:
+    bundle = adopt(save(with_constant_nodes(wide_model()), tmp_path / "w.onnx"), tmp_path / "w.bundle").bundle
+    converted = convert(bundle, scheme, calibration=lambda graph: samples())
+    assert [node.quantized for node in converted.nodes] == [True, True]
+    (model,) = converted.models.values()
+    assert model.ByteSize() < 0.55 * bundle.graph_bytes
+    feeds = next(samples())
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = Session(bundle.graph_path(), bundle.graph()[1].signature).run(feeds)["y"]
+    assert METRICS["tensors"].compute(session.run(None, feeds)[0], expected) > (80 if scheme == "int4-weights" else 96)
+
+
+def test_weights_inside_a_branch_are_said_to_be_left_alone() -> None:
+    inner = helper.make_graph(
+        list(wide_model().graph.node), "then", [], wide_model().graph.output, wide_model().graph.initializer
+    )
+    node = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner)
+    shape = (TensorProto.FLOAT, ["batch", 256])
+    model = make_model([node], {}, inputs={"x": shape, "c": (TensorProto.BOOL, [])}, outputs={"z": shape})
+    with pytest.raises(QuantizationRefused, match="and the 6 nodes inside its If, Loop or Scan are left alone"):
+        decide(SCHEMES["int8-weights"], quantizable(model), (), ())
+
+
 def test_operator_types_can_be_chosen(tmp_path: Path) -> None:
-    model = with_node_names(wide_model())
+    model = quantizable(wide_model())
     decisions = decide(SCHEMES["int8-static"], model, ("MatMul",), ())
     assert [item.quantized for item in decisions] == [True, True]
     with pytest.raises(UnknownName, match="did you mean 'MatMul'"):

@@ -146,20 +146,25 @@ def page(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _auto_lines(cells: dict[str, Cell]) -> list[str]:
-    """What `auto` chose beside the best scheme alone, both as its last race measured them."""
-    rows = []
+def auto_and_alone(cells: dict[str, Cell]) -> dict[str, tuple[Cell, Cell | None]]:
+    """What `auto` chose, and the best scheme alone within the budget, both as its last race measured them."""
+    found = {}
     for name in CATALOG:
         cell = cells.get(f"{name}/auto", {})
-        if "raced" not in cell:
-            continue
-        chosen = next(item for item in cell["raced"] if item["label"] == cell["chosen"])
-        alone = [item for item in cell["raced"] if _is_alone(item["label"]) and item["drop"] <= cell["max_drop"]]
-        if alone:
-            best = _best(alone)
-            rows.append(f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |")
-        else:
-            rows.append(f"| {name} | {_figures(chosen)} | none is within the budget | the only one |")
+        if "raced" in cell:
+            chosen = next(item for item in cell["raced"] if item["label"] == cell["chosen"])
+            alone = [item for item in cell["raced"] if _is_alone(item["label"]) and item["drop"] <= cell["max_drop"]]
+            found[name] = chosen, _best(alone) if alone else None
+    return found
+
+
+def _auto_lines(cells: dict[str, Cell]) -> list[str]:
+    rows = [
+        f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |"
+        if best
+        else f"| {name} | {_figures(chosen)} | none is within the budget | the only one |"
+        for name, (chosen, best) in auto_and_alone(cells).items()
+    ]
     if not rows:
         return []
     what = "The fastest within the budget, of those as fast (within 3 %) the smallest. Bytes, and latency to fp32's."
@@ -181,13 +186,18 @@ def _figures(item: Cell) -> str:
     return f"{item['label']}: {item['bytes']:,}, {item['ratio']['median']:.2f}"
 
 
+def advantage(chosen: Cell, best: Cell) -> tuple[float, float]:
+    """How many times as fast, one if that cannot be told apart; and its size to the other's."""
+    speed = best["ratio"]["median"] / chosen["ratio"]["median"]
+    return speed if speed > _EQUAL or speed < 1 / _EQUAL else 1.0, chosen["bytes"] / best["bytes"]
+
+
 def _compared(chosen: Cell, best: Cell) -> str:
-    if chosen["label"] == best["label"]:
+    speed, size = advantage(chosen, best)
+    if chosen["label"] == best["label"] or (speed, size) == (1, 1):
         return "the same"
-    speed, size = best["ratio"]["median"] / chosen["ratio"]["median"], chosen["bytes"] / best["bytes"]
-    if speed > _EQUAL:
-        return f"{speed:.2f} times as fast, {size:.2f} of the size"
-    return f"{size:.2f} of the size" if speed > 1 / _EQUAL else f"{1 / speed:.2f} times as slow, {size:.2f} of the size"
+    pace = "" if speed == 1 else f"{speed:.2f} times as fast, " if speed > 1 else f"{1 / speed:.2f} times as slow, "
+    return f"{pace}{size:.2f} of the size"
 
 
 def _row(scheme: str, cell: Cell) -> str:

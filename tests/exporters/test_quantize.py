@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
-from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, _fine_tuning_advice, judge, quantize
+from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, _fine_tuning_advice, judge, measure_speeds, quantize
 from exporters.quantized_graphs import convert
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import decide, quantizable
@@ -132,6 +132,33 @@ def test_slower_means_slower_than_the_machines_own_noise() -> None:
     assert not kept(Estimate(3.0, 2.9, 3.1), noise=Estimate(2.0, 0.5, 4.0))  # a disturbed control excuses nothing
     assert kept(Estimate(0.5, 0.4, 0.6))
     assert kept(Estimate(3.0, 2.9, 3.1), budget=Budget(for_size=True))
+    assert not kept(Estimate(1.19, 0.94, 1.43))  # too wide to tell is no win
+    assert kept(Estimate(1.19, 0.94, 1.43), budget=Budget(for_size=True))
+
+
+@pytest.mark.parametrize(
+    ("control", "candidate", "races"),
+    [
+        (EVEN, EVEN, 1),
+        (EVEN, Estimate(1.2, 0.9, 1.5), 2),
+        (Estimate(1.2, 0.9, 1.5), EVEN, 2),
+        (EVEN, Estimate(1.5, 1.4, 1.6), 1),
+    ],
+)
+def test_a_race_that_tells_nothing_is_run_again_for_longer(
+    control: Estimate, candidate: Estimate, races: int, wide: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: list[int] = []
+    ratios = {"original": None, "control": control, "candidate 0": candidate}
+
+    def bench(variants: Any, *, launches: int, **_: Any) -> Any:
+        run.append(launches)
+        return SimpleNamespace(timing=lambda name, batch: SimpleNamespace(ratio=ratios[name], latency=Estimate(9.0, 8.0, 10.0)))
+
+    monkeypatch.setattr("exporters.quantize.bench", bench)
+    (speed,) = measure_speeds(wide, [wide], 1, 1)
+    assert run == [3, 6][:races]
+    assert (speed.ratio, speed.noise) == (candidate, control)
 
 
 def test_quality_is_held_to_the_budget_and_nan_never_passes() -> None:

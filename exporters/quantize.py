@@ -27,6 +27,7 @@ from runtime.verify import max_error
 from .crossover import ROWS, crossover
 from .quantized_graphs import Converted, Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
+from .quantizers.recurrent import STEP_BY_STEP
 from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
@@ -103,6 +104,9 @@ class QuantizeReport:
             return ""
         if self.scheme == "fp16" and "arithmetic" not in self.settings:
             return "CPUs compute in float32 faster: --set arithmetic=float32 stores the weights in half and costs no time. "
+        in_steps = any(node.reason.startswith(STEP_BY_STEP) for node in self.nodes)
+        if in_steps and "recurrence" not in self.settings and self.scheme.endswith("-weights"):
+            return "--set recurrence=float32 stores the weights of recurrent layers and leaves them their own operator. "
         operators = sorted({node.operator for node in self.nodes if node.quantized})
         narrower = f"--only {operators[-1]}, or " if len(operators) > 1 else ""
         return f"Try {narrower}--for-size if only size matters. "

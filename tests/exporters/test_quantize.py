@@ -14,7 +14,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
-from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, _fine_tuning_advice, judge, measure_speeds, quantize
+from exporters.quantize import (
+    Budget,
+    MeasuredRefusal,
+    Quality,
+    QuantizeReport,
+    Speed,
+    _fine_tuning_advice,
+    judge,
+    measure_speeds,
+    quantize,
+)
 from exporters.quantized_graphs import convert
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import decide, quantizable
@@ -134,6 +144,20 @@ def test_slower_means_slower_than_the_machines_own_noise() -> None:
     assert kept(Estimate(3.0, 2.9, 3.1), budget=Budget(for_size=True))
     assert not kept(Estimate(1.19, 0.94, 1.43))  # too wide to tell is no win
     assert kept(Estimate(1.19, 0.94, 1.43), budget=Budget(for_size=True))
+
+
+def test_a_slower_result_advises_what_may_be_faster() -> None:
+    def advice(scheme: str, reasons: dict[str, str], **settings: str) -> str:
+        nodes = [SimpleNamespace(operator=operator, quantized=True, reason=reason) for operator, reason in reasons.items()]
+        report = SimpleNamespace(refusals=("1.2 times slower",), scheme=scheme, settings=settings, nodes=nodes)
+        return QuantizeReport.advice(cast(Any, report))
+
+    layer = {"GRU": "quantized step by step: with 196608 weights", "MatMul": "chosen"}
+    assert "--set recurrence=float32" in advice("int8-weights", layer)
+    assert "--only MatMul, or --for-size" in advice("int8-weights", layer, recurrence="int8")
+    assert "--only MatMul, or --for-size" in advice("int8-dynamic", layer)  # it has no such setting
+    assert "--set arithmetic=float32" in advice("fp16", {"MatMul": "chosen"})
+    assert advice("int8-static", {"Conv": "chosen"}) == "Try --for-size if only size matters. "
 
 
 @pytest.mark.parametrize(

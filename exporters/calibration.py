@@ -43,6 +43,7 @@ class Activations:
     high: float
     values: int
     samples: int
+    axes: int  # how many it has
     highest: Array | None = None
     counts: NDArray[np.int64] | None = None  # in BINS equal bins from low to high
     zeros: int = 0  # values that are exactly zero, as half of them are after a ReLU; known with `counts`
@@ -88,7 +89,7 @@ def _extremes(model: onnx.ModelProto, axes: Axes, samples: Samples, progress: Ca
     def look(name: str, values: Array, rows: int) -> None:
         axis = axes[name]
         highest = None if axis is None else values.max(axis=tuple(set(range(values.ndim)) - {axis % values.ndim}))
-        seen = Activations(float(values.min()), float(values.max()), values.size, rows, highest)
+        seen = Activations(float(values.min()), float(values.max()), values.size, rows, values.ndim, highest)
         before = known.get(name)
         if before is not None:
             seen = Activations(
@@ -96,6 +97,7 @@ def _extremes(model: onnx.ModelProto, axes: Axes, samples: Samples, progress: Ca
                 max(before.high, seen.high),
                 before.values + seen.values,
                 before.samples + seen.samples,
+                seen.axes,
                 None if highest is None or before.highest is None else np.maximum(before.highest, highest),
             )
         known[name] = seen

@@ -27,6 +27,7 @@ from runtime.verify import max_error
 from .crossover import ROWS, crossover
 from .quantized_graphs import Converted, Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
+from .quantizers.recurrent import STEP_BY_STEP
 from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
@@ -103,6 +104,9 @@ class QuantizeReport:
             return ""
         if self.scheme == "fp16" and "arithmetic" not in self.settings:
             return "CPUs compute in float32 faster: --set arithmetic=float32 stores the weights in half and costs no time. "
+        in_steps = any(node.reason.startswith(STEP_BY_STEP) for node in self.nodes)
+        if in_steps and "recurrence" not in self.settings and self.scheme.endswith("-weights"):
+            return "--set recurrence=float32 stores the weights of recurrent layers and leaves them their own operator. "
         operators = sorted({node.operator for node in self.nodes if node.quantized})
         narrower = f"--only {operators[-1]}, or " if len(operators) > 1 else ""
         return f"Try {narrower}--for-size if only size matters. "
@@ -334,6 +338,11 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, 
             f"{ratio.median:.2f} times slower (95 % interval {ratio.low:.2f}–{ratio.high:.2f}; "
             f"this machine's noise reaches {limit:.2f})"
         )
+    elif _is_undecided(ratio) and not budget.for_size:
+        refusals.append(
+            f"{ratio.median:.2f} times slower as far as can be told (95 % interval {ratio.low:.2f}–{ratio.high:.2f}): "
+            "something else kept the machine busy; measure again when it is quiet"
+        )
     if budget.max_bytes is not None and size > budget.max_bytes:
         refusals.append(f"it has {size:,} bytes, more than the {budget.max_bytes:,} that --max-size allows")
     if budget.max_ratio is not None and ratio.median > budget.max_ratio:
@@ -343,6 +352,11 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, 
     if budget.max_us is not None and speed.after_us > budget.max_us:
         refusals.append(f"it takes {speed.after_us:.0f} µs, more than the {budget.max_us:.0f} that --max-latency allows")
     return {"drop": drop, "max_drop": allowed, "refusals": tuple(refusals)}
+
+
+def _is_undecided(ratio: Estimate) -> bool:
+    """Whether it looks slower than by noise, and the interval is too wide to say so."""
+    return ratio.median > NOISE_CEILING and (ratio.low or ratio.median) <= NOISE_CEILING
 
 
 def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
@@ -368,14 +382,12 @@ def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads:
     for launches in (3, 6):
         seconds = _LAUNCH_SECONDS * len(variants)
         report = bench(variants, batches=(batch,), threads=threads, launches=launches, seconds=seconds)
-        noise = report.timing("control", batch).ratio
-        if noise is not None and 1 / NOISE_CEILING < noise.median < NOISE_CEILING:
+        noise, *ratios = (ratio for name in ("control", *names) if (ratio := report.timing(name, batch).ratio) is not None)
+        if 1 / NOISE_CEILING < noise.median < NOISE_CEILING and not any(map(_is_undecided, ratios)):
             break  # otherwise the machine was disturbed: once more, for longer
-    assert noise is not None
     before_us = report.timing("original", batch).latency.median
-    ratios = [report.timing(name, batch).ratio for name in names]
     return [  # by the paired ratio: medians alone drift
-        Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads) for ratio in ratios if ratio is not None
+        Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads) for ratio in ratios
     ]
 
 

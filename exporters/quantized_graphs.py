@@ -22,7 +22,7 @@ from runtime.signature import GraphSignature
 from .calibration import Statistics
 from .graph import operators_of, read_model, requirements_of
 from .quantizers import scheme_for
-from .quantizers.scheme import Calibration, NodeDecision, Remark, Request, Scheme, decide_all, with_node_names
+from .quantizers.scheme import Calibration, NodeDecision, Remark, Request, Scheme, decide_all, quantizable
 from .quantizers.weights import tied_tables
 from .weights import pack_graphs
 
@@ -68,7 +68,7 @@ def convert_parts(
     progress: Callable[[str], None] = lambda step: None,
 ) -> Converted:
     """Every node goes to the first part that takes it."""
-    models = {name: with_node_names(read_model(bundle.graph_path(name))) for name in bundle.manifest.graphs}
+    models = {name: quantizable(read_model(bundle.graph_path(name))) for name in bundle.manifest.graphs}
     schemes = [scheme_for(part.scheme, bundle.manifest) for part in parts]
     for scheme in schemes:
         models = {name: scheme.prepare(model) for name, model in models.items()}
@@ -225,7 +225,8 @@ def draft(bundle: Bundle, converted: Converted, scheme: str) -> tuple[Manifest, 
 
 def refuse_unchanged(before: Bundle, after: Bundle, converted: Converted, scheme: str) -> None:
     changed = any(
-        name not in before.manifest.graphs or operators_of(model) != operators_of(read_model(before.graph_path(name)))
+        name not in before.manifest.graphs
+        or operators_of(model) != operators_of(quantizable(read_model(before.graph_path(name))))
         for name, model in converted.models.items()
     )
     if not changed and scheme != "fp16":

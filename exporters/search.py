@@ -42,7 +42,7 @@ from .quantize import (
 from .quantized_graphs import Part
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import FLOAT32, INT8, OPERATORS, STEP_BY_STEP
-from .quantizers.scheme import HALVES, Calibration, NodeDecision, Scheme, with_node_names
+from .quantizers.scheme import HALVES, Calibration, NodeDecision, Scheme, quantizable
 from .sensitivity import sensitivity
 
 AUTO = "auto"
@@ -203,7 +203,7 @@ class _Searcher:
         found = set()
         graphs = self._bundle.manifest.graphs
         for name in graphs:
-            model = with_node_names(read_model(self._bundle.graph_path(name)))
+            model = quantizable(read_model(self._bundle.graph_path(name)))
             kernels = {tensor.name: tensor.dims for tensor in model.graph.initializer if len(tensor.dims) == 4}
             for node in model.graph.node:
                 if node.op_type == "Conv" and node.input[1] in kernels and min(kernels[node.input[1]][:2]) < _NARROW:

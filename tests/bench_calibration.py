@@ -37,12 +37,12 @@ def trace_network(name: str, path: Path) -> None:
 def calibrate(path: Path, sequences: int, length: int, ranges: str) -> None:
     """As `edgekit quantize` does it, without what comes before and after."""
     from architectures.settings import apply_settings
-    from exporters.quantizers.scheme import Request, decide, with_node_names
+    from exporters.quantizers.scheme import Request, decide, quantizable
     from exporters.quantizers.static_text import ON_TOKENS
     from exporters.rollouts import _TOKENS_AT_ONCE
     from runtime.machine import peak_resident_bytes
 
-    model = ON_TOKENS.prepare(with_node_names(onnx.load(path)))
+    model = ON_TOKENS.prepare(quantizable(onnx.load(path)))
     chosen = [decision for decision in decide(ON_TOKENS, model, (), ()) if decision.quantized]
     vocabulary = max(tensor.dims[0] for tensor in model.graph.initializer if len(tensor.dims) == 2)
     at_once = max(1, _TOKENS_AT_ONCE // length)

@@ -5,9 +5,10 @@ small ones to a table in docs/guide-quantize.md.
     python -m tests.quantization_matrix --work DIR [--runs DIR] [--only REGEX] [--again]
 
 The second form measures what has not been measured (with --again everything) of what REGEX finds in "architecture/scheme", and
-keeps exported bundles in DIR. Each step is a process of its own, as a user would call it: `edgekit export`, `edgekit optimize`,
-`edgekit quantize`. An architecture with a finished run of its recipe in --runs is measured with those weights on its held-out
-data; others have fresh weights and are compared with themselves in fp32. A cell without figures has the reason.
+keeps exported bundles in DIR. `edgekit export`, `edgekit optimize` and `edgekit quantize --scheme auto` are processes of their
+own, as a user would call them; the schemes alone are made and judged as `edgekit quantize` does, but in one race together.
+An architecture with a finished run of its recipe in --runs is measured with those weights on its held-out data; others have
+fresh weights and are compared with themselves in fp32. A cell without figures has the reason.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from architectures.catalog import CATALOG
+from architectures.settings import apply_settings
+from runtime.bundle import Bundle
+from runtime.errors import EdgekitError
 from runtime.machine import available_cpus, describe_machine
 from toolkit.console import note
 
@@ -29,21 +35,24 @@ RECORD = ROOT / "docs" / "quantization.json"
 PAGE = ROOT / "docs" / "quantization.md"
 GUIDE = ROOT / "docs" / "guide-quantize.md"
 _MARKS = "<!-- written by make quantization-matrix -->", "<!-- up to here -->"  # around the guide's table
-SCHEMES: dict[str, tuple[str, ...]] = {
-    "int8-static": ("int8-static",),
-    "int8-dynamic": ("int8-dynamic",),
-    "int8-weights": ("int8-weights",),
-    "int4-weights": ("int4-weights",),
-    "fp16": ("fp16",),
-    "fp16, stored": ("fp16", "--set", "arithmetic=float32"),
-    "bf16": ("bf16",),
-    "auto": ("auto", "--time", "120"),
+_AUTO = "auto"
+_ALONE: dict[str, tuple[str, dict[str, str]]] = {
+    "int8-static": ("int8-static", {}),
+    "int8-dynamic": ("int8-dynamic", {}),
+    "int8-weights": ("int8-weights", {}),
+    "int4-weights": ("int4-weights", {}),
+    "fp16": ("fp16", {}),
+    "fp16, stored": ("fp16", {"arithmetic": "float32"}),
+    "bf16": ("bf16", {}),
 }
+SCHEMES = (*_ALONE, _AUTO)
+_SLOW = "int8-dynamic"  # on convolutions many times slower than the others, who would wait for it
 _EQUAL = 1.03  # of latency: what a race cannot tell apart
 _RACED = ("label", "bytes", "ratio", "drop")
 _LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64, takes more memory than 24 GB
 _SMALL = 2_000_000  # parameters: networks that are fastest on one thread
 _MINUTES = 40  # for one step
+_SECONDS = 120  # for auto
 
 Cell = dict[str, Any]
 
@@ -51,17 +60,23 @@ Cell = dict[str, Any]
 def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known: dict[str, Cell]) -> None:
     """Fill in the cells of one architecture."""
     if CATALOG[name].parameters() > _LARGEST:
-        reason = f"not measured: {CATALOG[name].parameters():,} parameters do not fit on the machine that makes this page"
+        reason = (
+            f"not measured: {CATALOG[name].parameters():,} parameters; this page ends at {_LARGEST:,}, for its hours and memory"
+        )
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     bundle, trained = _bundle(name, work, runs)
-    threads = ("--threads", str(1 if CATALOG[name].parameters() < _SMALL else available_cpus()))
-    for scheme in schemes:
-        note(f"{name}: {scheme}")
-        known[f"{name}/{scheme}"] = (
-            {"reason": str(bundle)} if isinstance(bundle, str) else _cell(bundle, (*SCHEMES[scheme], *threads), work, trained)
-        )
-        _save(known)
+    if isinstance(bundle, str):
+        known |= {f"{name}/{scheme}": {"reason": bundle} for scheme in schemes}
+        return
+    threads = 1 if CATALOG[name].parameters() < _SMALL else available_cpus()
+    alone = [scheme for scheme in schemes if scheme != _AUTO]
+    for scheme, cell in (_alone(bundle, alone, threads, work) if alone else {}).items():
+        known[f"{name}/{scheme}"] = {"trained": trained, **cell}
+    _save(known)
+    if _AUTO in schemes:
+        note(f"{name}: auto")
+        known[f"{name}/{_AUTO}"] = {"trained": trained, **_auto(bundle, threads, work)}
 
 
 def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]:
@@ -84,21 +99,58 @@ def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]
     return target, trained
 
 
-def _cell(bundle: Path, scheme: tuple[str, ...], work: Path, trained: bool) -> Cell:
+def _alone(path: Path, schemes: list[str], threads: int, work: Path) -> dict[str, Cell]:
+    """Schemes by themselves, in one race with the original."""
+    from exporters.quantize import Budget, Made, built, judged, measure_speeds, timed_batch
+    from exporters.quantized_graphs import Part
+    from exporters.quantizers import scheme_for
+    from toolkit.evaluation import quality_for
+
+    bundle = Bundle.open(path)
+    quality, calibration = quality_for(bundle, None)
+    quality = replace(quality, details=None)
+    cells: dict[str, Cell] = {}
+    made: dict[str, Made] = {}
+    parts: dict[str, tuple[Part, ...]] = {}
+    with TemporaryDirectory(dir=work) as folder:
+        for label in schemes:
+            note(f"{path.name}: {label}")
+            scheme, settings = _ALONE[label]
+            parts[label] = (
+                Part(scheme, apply_settings(scheme_for(scheme, bundle.manifest).settings, settings, kind="setting")),
+            )
+            place = Path(folder) / label
+            place.mkdir()
+            try:
+                made[label] = built(bundle, parts[label], calibration, threads, place, for_size=False)
+            except EdgekitError as refusal:
+                cells[label] = {"kept": False, "reason": str(refusal)}
+        before = quality.measure(bundle)
+        for group in ([label for label in made if label != _SLOW], [label for label in made if label == _SLOW]):
+            note(f"{path.name}: a race of {len(group)}")
+            bundles = [made[label].bundle for label in group]
+            speeds = measure_speeds(bundle, bundles, timed_batch(bundle), threads) if group else []
+            for label, speed in zip(group, speeds, strict=True):
+                scores = before, quality.measure(made[label].bundle)
+                found = judged(bundle, made[label], parts[label], *_ALONE[label], speed, quality, scores, Budget())
+                cells[label] = _cell(found.to_json())
+    return cells
+
+
+def _auto(bundle: Path, threads: int, work: Path) -> Cell:
     target = work / "quantized.bundle"
-    command = ("quantize", str(bundle), "--scheme", *scheme, "-o", str(target), "--force", "--json")
-    _, output, error = _edgekit(command)
+    options = ("--time", str(_SECONDS), "--threads", str(threads), "--force", "--json")
+    _, output, error = _edgekit(("quantize", str(bundle), "--scheme", _AUTO, "-o", str(target), *options))
     if not output:
-        return {"trained": trained, "kept": False, "reason": error}
-    report = json.loads(output)
-    chosen, raced = report.get("chosen"), report.get("raced")
-    report = report.get("report", report)
+        return {"kept": False, "reason": error}
+    found = json.loads(output)
+    raced = [{key: item[key] for key in _RACED} for item in found["raced"]]
+    return _cell(found["report"]) | {"chosen": found["chosen"], "reason": found["chosen"], "raced": raced}
+
+
+def _cell(report: Cell) -> Cell:
     keys = ("size_ratio", "latency_ratio", "metric", "unit", "metric_before", "metric_after", "drop", "max_drop", "kept")
-    reason = "; ".join(report["refusals"]) or (chosen or "")
-    cell = {"trained": trained, "reason": reason, **{key: report[key] for key in keys}}
-    if raced:
-        cell |= {"chosen": chosen, "raced": [{key: item[key] for key in _RACED} for item in raced]}
-    return cell
+    return {"reason": "; ".join(report["refusals"]), **{key: report[key] for key in keys}}
 
 
 def _edgekit(command: tuple[str, ...]) -> tuple[int, str, str]:
@@ -146,20 +198,25 @@ def page(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _auto_lines(cells: dict[str, Cell]) -> list[str]:
-    """What `auto` chose beside the best scheme alone, both as its last race measured them."""
-    rows = []
+def auto_and_alone(cells: dict[str, Cell]) -> dict[str, tuple[Cell, Cell | None]]:
+    """What `auto` chose, and the best scheme alone within the budget, both as its last race measured them."""
+    found = {}
     for name in CATALOG:
         cell = cells.get(f"{name}/auto", {})
-        if "raced" not in cell:
-            continue
-        chosen = next(item for item in cell["raced"] if item["label"] == cell["chosen"])
-        alone = [item for item in cell["raced"] if _is_alone(item["label"]) and item["drop"] <= cell["max_drop"]]
-        if alone:
-            best = _best(alone)
-            rows.append(f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |")
-        else:
-            rows.append(f"| {name} | {_figures(chosen)} | none is within the budget | the only one |")
+        if "raced" in cell:
+            chosen = next(item for item in cell["raced"] if item["label"] == cell["chosen"])
+            alone = [item for item in cell["raced"] if _is_alone(item["label"]) and item["drop"] <= cell["max_drop"]]
+            found[name] = chosen, _best(alone) if alone else None
+    return found
+
+
+def _auto_lines(cells: dict[str, Cell]) -> list[str]:
+    rows = [
+        f"| {name} | {_figures(chosen)} | {_figures(best)} | {_compared(chosen, best)} |"
+        if best
+        else f"| {name} | {_figures(chosen)} | none is within the budget | the only one |"
+        for name, (chosen, best) in auto_and_alone(cells).items()
+    ]
     if not rows:
         return []
     what = "The fastest within the budget, of those as fast (within 3 %) the smallest. Bytes, and latency to fp32's."
@@ -181,13 +238,18 @@ def _figures(item: Cell) -> str:
     return f"{item['label']}: {item['bytes']:,}, {item['ratio']['median']:.2f}"
 
 
+def advantage(chosen: Cell, best: Cell) -> tuple[float, float]:
+    """How many times as fast, one if that cannot be told apart; and its size to the other's."""
+    speed = best["ratio"]["median"] / chosen["ratio"]["median"]
+    return speed if speed > _EQUAL or speed < 1 / _EQUAL else 1.0, chosen["bytes"] / best["bytes"]
+
+
 def _compared(chosen: Cell, best: Cell) -> str:
-    if chosen["label"] == best["label"]:
+    speed, size = advantage(chosen, best)
+    if chosen["label"] == best["label"] or (speed, size) == (1, 1):
         return "the same"
-    speed, size = best["ratio"]["median"] / chosen["ratio"]["median"], chosen["bytes"] / best["bytes"]
-    if speed > _EQUAL:
-        return f"{speed:.2f} times as fast, {size:.2f} of the size"
-    return f"{size:.2f} of the size" if speed > 1 / _EQUAL else f"{1 / speed:.2f} times as slow, {size:.2f} of the size"
+    pace = "" if speed == 1 else f"{speed:.2f} times as fast, " if speed > 1 else f"{1 / speed:.2f} times as slow, "
+    return f"{pace}{size:.2f} of the size"
 
 
 def _row(scheme: str, cell: Cell) -> str:

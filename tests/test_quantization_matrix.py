@@ -32,3 +32,22 @@ def test_nothing_that_was_kept_is_outside_its_budget() -> None:
     for key, cell in kept.items():
         assert cell["size_ratio"] < 1, key
         assert cell["drop"] <= cell["max_drop"], key
+
+
+def test_auto_is_never_worse_than_the_best_scheme_alone_and_on_some_networks_better() -> None:
+    better = set()
+    for name, (chosen, best) in matrix.auto_and_alone(RECORD["cells"]).items():
+        if best is None:
+            better.add(name)
+            continue
+        speed, size = matrix.advantage(chosen, best)
+        assert speed > 1 or (speed == 1 and size <= 1), name
+        if speed > 1 or size < 0.99:
+            better.add(name)
+    assert len(better) >= 3
+
+
+def test_auto_refuses_only_where_every_scheme_is_refused() -> None:
+    for name in CATALOG:
+        cells = {scheme: RECORD["cells"].get(f"{name}/{scheme}", {}) for scheme in matrix.SCHEMES}
+        assert cells["auto"].get("kept") or not any(cell.get("kept") for cell in cells.values()), name

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from .integer_biases import with_integer_biases
 from .quiet import quiet
 from .ranges import Range
 from .scheme import Request, Scheme
-from .static_settings import StaticSettings, observed, output_axis, ranges_for, reduced_products
+from .static_settings import StaticSettings, flat_products, observed, output_axis, ranges_for, reduced_products
 
 _OPERATORS = ("MatMul", "Gemm", "Conv")
 _JOINING = ("Add", "Concat")  # of branches: in int8 where all of them are
@@ -37,7 +38,7 @@ def apply(request: Request) -> onnx.ModelProto:
     ranges = ranges_for(settings, found)
     reduced = reduced_products(request, products, found, ranges, lambda node: per_channel)
     full = [node for node in products if node.name not in reduced]
-    return _converted(request, per_channel, ranges, full).model.model
+    return with_integer_biases(_converted(request, per_channel, ranges, full).model.model, flat_products(products, found))
 
 
 def _quantized_tensors(request: Request, per_channel: bool) -> list[str]:

@@ -12,7 +12,7 @@ import onnx
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 
 from ..calibration import Feeds, Samples, Statistics
-from ..graph import copy_of
+from ..graph import copy_of, graphs_of
 
 # CPUs with AVX2 and no VNNI add two products of uint8 and int8 in 16 bits, which overflow: on such a machine a plain MLP was
 # 10–16 % wrong with eight-bit weights and 1.5 % with seven-bit ones. Seven bits cannot overflow on any CPU.
@@ -102,14 +102,21 @@ class Scheme:
     settings: Any = NoSettings()  # a frozen dataclass: what `--set key=value` can change, at its defaults
 
 
-def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which every node has a unique name: quantizers pick nodes by it."""
+def quantizable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which every node has a unique name, which quantizers pick it by, and weights that some exporters write as
+    Constant nodes are initializers, where quantizers look for them."""
     copied = copy_of(model)
     seen: set[str] = set()
     for index, node in enumerate(copied.graph.node):
         if not node.name or node.name in seen:
             node.name = f"{node.op_type}_{index}"
         seen.add(node.name)
+    for node in [node for node in copied.graph.node if node.op_type == "Constant"]:
+        tensor = next((item.t for item in node.attribute if item.name == "value"), None)
+        if tensor is not None and tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims:
+            copied.graph.initializer.add().CopyFrom(tensor)
+            copied.graph.initializer[-1].name = node.output[0]
+            copied.graph.node.remove(node)
     return copied
 
 
@@ -136,12 +143,15 @@ def decide_all(
     decisions = {name: _decisions(scheme, model, only, exclude, settings) for name, model in models.items()}
     every = [decision for of_graph in decisions.values() for decision in of_graph]
     if not any(decision.quantized for decision in every):
-        why = (
-            "; ".join(f"{item.node} ({item.operator}): {item.reason}" for item in every[:4])
-            or "no node has float32 weights it can quantize"
-        )
+        why = "; ".join(f"{item.node} ({item.operator}): {item.reason}" for item in every[:4]) or _why_nothing(models.values())
         raise QuantizationRefused(f"{scheme.name} has nothing to quantize here: {why}")
     return decisions
+
+
+def _why_nothing(models: Iterable[onnx.ModelProto]) -> str:
+    why = "no node has float32 weights it can quantize"
+    inside = sum(len(graph.node) for model in models for graph in list(graphs_of(model))[1:])
+    return f"{why}, and the {inside} nodes inside its If, Loop or Scan are left alone" if inside else why
 
 
 def _decisions(

@@ -59,6 +59,11 @@ def ranges_for(settings: StaticSettings, found: Mapping[str, Activations]) -> di
     return ranges_of(found, settings.ranges, settings.percentile)
 
 
+def flat_products(products: Iterable[onnx.NodeProto], found: Mapping[str, Activations]) -> frozenset[str]:
+    """The names of those whose input has two axes."""
+    return frozenset(node.name for node in products if node.op_type != "Conv" and found[node.input[0]].axes == 2)
+
+
 def output_axis(node: onnx.NodeProto) -> int:
     """The axis of a product's weight that its outputs lie along."""
     return 0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute(node, "transB", 0)) else 1

@@ -23,10 +23,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..graph import copy_of, drop_unread_weights
 from . import int8_static
+from .integer_biases import with_integer_biases
 from .ranges import Range
 from .saturation import FULL, REDUCED, Array, activation_numbers, quantize_weight
 from .scheme import Request, Shapes
-from .static_settings import NEVER, StaticSettings, observed, ranges_for, reduced_products
+from .static_settings import NEVER, StaticSettings, flat_products, observed, ranges_for, reduced_products
 from .weights import digest_of, prepare, rows_of
 from .weights import why_not as why_not_blocks
 
@@ -58,6 +59,7 @@ def apply(request: Request) -> onnx.ModelProto:
     model.graph.initializer.extend(
         numpy_helper.from_array(array, name) for name, array in writer.weights.items() if name not in known
     )
+    with_integer_biases(model, flat_products(products, found))
     drop_unread_weights(model)
     return model
 

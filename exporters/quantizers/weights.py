@@ -46,16 +46,9 @@ _AFTER_THE_OUTPUT_LAYER = ("Add", "Mul", "Div", "Cast", "Identity", "Softmax", "
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Weights in Constant nodes and matrices that are transposed before use become plain weights."""
+    """Matrices that are transposed before use become plain weights."""
     wiring = Wiring.of(model)
     known = {tensor.name for tensor in model.graph.initializer}
-    for node in list(model.graph.node):
-        tensor = wiring.constants.get(node.output[0]) if node.op_type == "Constant" else None
-        if tensor is not None and tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims:
-            model.graph.initializer.add().CopyFrom(tensor)
-            model.graph.initializer[-1].name = node.output[0]
-            model.graph.node.remove(node)
-            known.add(node.output[0])
     for node in model.graph.node:
         if node.op_type != "MatMul" or (turned := wiring.maker(node.input[1])) is None or turned.op_type != "Transpose":
             continue

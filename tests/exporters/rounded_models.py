@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from architectures.settings import apply_settings
 from exporters.quantizers import SCHEMES
-from exporters.quantizers.scheme import Request, Samples, decide_all, with_node_names
+from exporters.quantizers.scheme import Request, Samples, decide_all, quantizable
 from exporters.quantizers.weights import tied_tables
 
 from ..helpers import make_model
@@ -47,7 +47,7 @@ def applied(
 ) -> list[onnx.ModelProto]:
     """The quantized graphs of a bundle that has these."""
     chosen = SCHEMES[scheme]
-    prepared = {str(number): chosen.prepare(with_node_names(model)) for number, model in enumerate(models)}
+    prepared = {str(number): chosen.prepare(quantizable(model)) for number, model in enumerate(models)}
     decisions = decide_all(chosen, prepared, (), ())
     tied = tied_tables(prepared.values())
     quantized = []

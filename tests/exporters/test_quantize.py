@@ -9,13 +9,25 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from exporters.adopt import adopt
-from exporters.quantize import Budget, MeasuredRefusal, Quality, Speed, _fine_tuning_advice, judge, quantize
+from exporters.quantize import (
+    Budget,
+    MeasuredRefusal,
+    Quality,
+    QuantizeReport,
+    Speed,
+    _fine_tuning_advice,
+    judge,
+    measure_speeds,
+    quantize,
+)
+from exporters.quantized_graphs import convert
 from exporters.quantizers import SCHEMES
-from exporters.quantizers.scheme import decide, with_node_names
+from exporters.quantizers.scheme import decide, quantizable
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 from runtime.metrics import METRICS
@@ -130,6 +142,47 @@ def test_slower_means_slower_than_the_machines_own_noise() -> None:
     assert not kept(Estimate(3.0, 2.9, 3.1), noise=Estimate(2.0, 0.5, 4.0))  # a disturbed control excuses nothing
     assert kept(Estimate(0.5, 0.4, 0.6))
     assert kept(Estimate(3.0, 2.9, 3.1), budget=Budget(for_size=True))
+    assert not kept(Estimate(1.19, 0.94, 1.43))  # too wide to tell is no win
+    assert kept(Estimate(1.19, 0.94, 1.43), budget=Budget(for_size=True))
+
+
+def test_a_slower_result_advises_what_may_be_faster() -> None:
+    def advice(scheme: str, reasons: dict[str, str], **settings: str) -> str:
+        nodes = [SimpleNamespace(operator=operator, quantized=True, reason=reason) for operator, reason in reasons.items()]
+        report = SimpleNamespace(refusals=("1.2 times slower",), scheme=scheme, settings=settings, nodes=nodes)
+        return QuantizeReport.advice(cast(Any, report))
+
+    layer = {"GRU": "quantized step by step: with 196608 weights", "MatMul": "chosen"}
+    assert "--set recurrence=float32" in advice("int8-weights", layer)
+    assert "--only MatMul, or --for-size" in advice("int8-weights", layer, recurrence="int8")
+    assert "--only MatMul, or --for-size" in advice("int8-dynamic", layer)  # it has no such setting
+    assert "--set arithmetic=float32" in advice("fp16", {"MatMul": "chosen"})
+    assert advice("int8-static", {"Conv": "chosen"}) == "Try --for-size if only size matters. "
+
+
+@pytest.mark.parametrize(
+    ("control", "candidate", "races"),
+    [
+        (EVEN, EVEN, 1),
+        (EVEN, Estimate(1.2, 0.9, 1.5), 2),
+        (Estimate(1.2, 0.9, 1.5), EVEN, 2),
+        (EVEN, Estimate(1.5, 1.4, 1.6), 1),
+    ],
+)
+def test_a_race_that_tells_nothing_is_run_again_for_longer(
+    control: Estimate, candidate: Estimate, races: int, wide: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: list[int] = []
+    ratios = {"original": None, "control": control, "candidate 0": candidate}
+
+    def bench(variants: Any, *, launches: int, **_: Any) -> Any:
+        run.append(launches)
+        return SimpleNamespace(timing=lambda name, batch: SimpleNamespace(ratio=ratios[name], latency=Estimate(9.0, 8.0, 10.0)))
+
+    monkeypatch.setattr("exporters.quantize.bench", bench)
+    (speed,) = measure_speeds(wide, [wide], 1, 1)
+    assert run == [3, 6][:races]
+    assert (speed.ratio, speed.noise) == (candidate, control)
 
 
 def test_quality_is_held_to_the_budget_and_nan_never_passes() -> None:
@@ -185,8 +238,41 @@ def test_a_conversion_that_crashes_onnxruntime_is_a_refusal(tmp_path: Path) -> N
         assert report.metric_after > 95
 
 
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Weights as some exporters write them."""
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in model.graph.initializer]
+    nodes = [*constants, *model.graph.node]
+    del model.graph.initializer[:], model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_in_constant_nodes_are_quantized_too(scheme: str, tmp_path: Path) -> None:
+    bundle = adopt(save(with_constant_nodes(wide_model()), tmp_path / "w.onnx"), tmp_path / "w.bundle").bundle
+    converted = convert(bundle, scheme, calibration=lambda graph: samples())
+    assert [node.quantized for node in converted.nodes] == [True, True]
+    (model,) = converted.models.values()
+    assert model.ByteSize() < 0.55 * bundle.graph_bytes
+    feeds = next(samples())
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = Session(bundle.graph_path(), bundle.graph()[1].signature).run(feeds)["y"]
+    assert METRICS["tensors"].compute(session.run(None, feeds)[0], expected) > (80 if scheme == "int4-weights" else 96)
+
+
+def test_weights_inside_a_branch_are_said_to_be_left_alone() -> None:
+    inner = helper.make_graph(
+        list(wide_model().graph.node), "then", [], wide_model().graph.output, wide_model().graph.initializer
+    )
+    node = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner)
+    shape = (TensorProto.FLOAT, ["batch", 256])
+    model = make_model([node], {}, inputs={"x": shape, "c": (TensorProto.BOOL, [])}, outputs={"z": shape})
+    with pytest.raises(QuantizationRefused, match="and the 6 nodes inside its If, Loop or Scan are left alone"):
+        decide(SCHEMES["int8-weights"], quantizable(model), (), ())
+
+
 def test_operator_types_can_be_chosen(tmp_path: Path) -> None:
-    model = with_node_names(wide_model())
+    model = quantizable(wide_model())
     decisions = decide(SCHEMES["int8-static"], model, ("MatMul",), ())
     assert [item.quantized for item in decisions] == [True, True]
     with pytest.raises(UnknownName, match="did you mean 'MatMul'"):

@@ -21,7 +21,7 @@ def of(values: Array, samples: int = 100) -> Activations:
     values = values.astype(np.float32)
     low, high = float(values.min()), float(values.max())
     zeros = int((values == 0).sum())
-    return Activations(low, high, values.size, samples, counts=histogram(values, low, high), zeros=zeros)
+    return Activations(low, high, values.size, samples, values.ndim, counts=histogram(values, low, high), zeros=zeros)
 
 
 def normal(count: int = 200_000, outlier: float | None = None) -> Array:

@@ -18,7 +18,7 @@ from exporters.quantizers import SCHEMES, by_row, weights
 from exporters.quantizers.blocks import unpack
 from exporters.quantizers.recurrent import AUTO, FLOAT32, INT8, OPERATORS, arithmetic_of
 from exporters.quantizers.rounding import WeightSettings, rounded
-from exporters.quantizers.scheme import NodeDecision, Request, Scheme, decide, decide_all, with_node_names
+from exporters.quantizers.scheme import NodeDecision, Request, Scheme, decide, decide_all, quantizable
 from runtime.errors import OptionError, QuantizationRefused
 
 from .recurrent_models import Case
@@ -36,12 +36,12 @@ def case_of(kind: str, attributes: dict[str, Any], direction: str = "forward", *
 
 
 def decisions(model: onnx.ModelProto, scheme: Scheme, wanted: WeightSettings | None = None) -> list[NodeDecision]:
-    return decide_all(scheme, {"": with_node_names(model)}, (), (), wanted)[""]
+    return decide_all(scheme, {"": quantizable(model)}, (), (), wanted)[""]
 
 
 def applied(model: onnx.ModelProto, scheme: Scheme, recurrence: str = AUTO, **request: Any) -> onnx.ModelProto:
     changed = WeightSettings(recurrence=recurrence)
-    named = with_node_names(model)
+    named = quantizable(model)
     nodes = tuple(item.node for item in decide(scheme, named, (), ()) if item.quantized)
     operators = tuple({node.op_type for node in named.graph.node if node.name in nodes})
     return scheme.apply(Request(named, nodes, operators, False, None, settings=changed, **request))

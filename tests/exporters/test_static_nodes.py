@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -119,3 +120,24 @@ def test_branches_are_joined_in_int8_where_all_of_them_are(nodes: set[str] | Non
     )
     for name, values in before.items():
         assert np.abs(after[name] - values).max() < 0.05 * np.abs(values).max()
+
+
+def test_a_product_and_its_bias_as_two_nodes_are_one_integer_product_when_loaded(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((64, 48)) / 8, "b": random.standard_normal(48)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"], name="product"), helper.make_node("Add", ["b", "p"], ["y"])]
+    shapes = {name: (TensorProto.FLOAT, ["batch", width]) for name, width in (("x", 64), ("y", 48))}
+    model = make_model(
+        nodes,
+        {name: array.astype(np.float32) for name, array in weights.items()},
+        inputs={"x": shapes["x"]},
+        outputs={"y": shapes["y"]},
+    )
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    x = random.standard_normal((16, 64)).astype(np.float32)
+    made = convert_parts(bundle, (Part("int8-static"),), lambda graph: iter([{"x": x}])).models["model"]
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert {node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node} == {"QuantizeLinear", "QGemm"}
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ weights["w"] + weights["b"], atol=0.1)

@@ -22,7 +22,7 @@ from exporters.likelihood import quality_of_text
 from exporters.quantize import Budget, QuantizeReport, Speed, quantize
 from exporters.quantized_graphs import Part, convert_parts
 from exporters.quantizers import SCHEMES
-from exporters.quantizers.scheme import Request, with_node_names
+from exporters.quantizers.scheme import Request, quantizable
 from exporters.quantizers.static_text import ON_TOKENS
 from exporters.rollouts import calibration_of_text
 from exporters.source import find_source
@@ -139,17 +139,31 @@ def test_every_product_and_embedding_is_in_int8_and_nothing_else_is(exported: Ma
         assert {tensor.data_type for tensor in large} == {TensorProto.INT8}
 
 
+def as_loaded(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """What onnxruntime makes of it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path)
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(path)
+
+
 def test_onnxruntime_makes_integer_products_of_it(exported: Make, tmp_path: Path) -> None:
     _, bundle = exported("gpt")
     model = convert_parts(bundle, (Part("int8-static"),), calibration_of_text(bundle)).models[DECODER]
     products = sum(node.op_type == "MatMul" and "multiplied" in node.input[1] for node in model.graph.node)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    operators = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    operators = operators_of(as_loaded(model, tmp_path / "optimized.onnx"))
     assert products == 13  # six of each layer, and the output layer
-    assert operators["MatMulIntegerToFloat"] == products
+    assert operators["com.microsoft::MatMulIntegerToFloat"] == products
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_weight_is_converted_back_at_every_call(name: str, exported: Make, tmp_path: Path) -> None:
+    _, bundle = exported(name)
+    for graph, model in convert_parts(bundle, (Part("int8-static"),), calibration_of_text(bundle)).models.items():
+        loaded = as_loaded(model, tmp_path / f"{graph}.onnx").graph
+        large = {tensor.name for tensor in loaded.initializer if np.prod(tensor.dims) >= 1000}
+        assert not [node.name for node in loaded.node if node.op_type == "DequantizeLinear" and node.input[0] in large]
 
 
 def test_a_table_that_is_also_the_output_layer_of_several_graphs_is_stored_once(exported: Make, tmp_path: Path) -> None:
@@ -184,7 +198,7 @@ def test_signed_activations_are_the_unsigned_ones_shifted() -> None:
     zeros = {}
     for types in ("u8s8", "s8s8"):
         settings = apply_settings(ON_TOKENS.settings, {"types": types})
-        model = with_node_names(convolution_on_tokens())
+        model = quantizable(convolution_on_tokens())
         stored = ON_TOKENS.apply(Request(model, ("kernel", "gemm"), (), True, tokens, settings)).graph.initializer
         zeros[types] = {
             tensor.name: int(numpy_helper.to_array(tensor)) for tensor in stored if tensor.name in ("t.zero", "m.zero")
@@ -262,7 +276,7 @@ def answer(model: onnx.ModelProto) -> Any:
 @pytest.mark.parametrize("per_channel", ["yes", "no"])
 @pytest.mark.parametrize("reduce_range", ["always", "auto", "never"])
 def test_convolutions_gemms_and_tables_stay_near_the_original(types: str, per_channel: str, reduce_range: str) -> None:
-    model = with_node_names(convolution_on_tokens())
+    model = quantizable(convolution_on_tokens())
     settings = apply_settings(ON_TOKENS.settings, {"types": types, "per_channel": per_channel, "reduce_range": reduce_range})
     request = Request(model, ("table", "kernel", "gemm"), (), False, tokens, settings)
     small = ON_TOKENS.apply(request)
@@ -279,8 +293,29 @@ def test_convolutions_gemms_and_tables_stay_near_the_original(types: str, per_ch
     assert stored[activation.input[2]].dtype == (np.uint8 if types == "u8s8" else np.int8)
 
 
+@pytest.mark.parametrize("types", ["u8s8", "s8s8"])
+@pytest.mark.parametrize("per_channel", ["yes", "no"])
+def test_a_flat_product_with_its_bias_is_one_integer_product_when_loaded(types: str, per_channel: str, tmp_path: Path) -> None:
+    model = quantizable(convolution_on_tokens())
+    settings = apply_settings(ON_TOKENS.settings, {"types": types, "per_channel": per_channel})
+    small = ON_TOKENS.apply(Request(model, ("gemm",), (), True, tokens, settings))
+    onnx.checker.check_model(small)
+    assert operators_of(as_loaded(small, tmp_path / "loaded.onnx"))["com.microsoft::QGemm"] == 1
+    error = np.linalg.norm(answer(small) - answer(model)) / np.linalg.norm(answer(model))
+    assert 0 < error < 0.02
+
+
+def test_a_bias_that_32_bits_cannot_hold_stays_as_it_is() -> None:
+    model = quantizable(convolution_on_tokens())
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    stored["G"].CopyFrom(numpy_helper.from_array(1e-12 * numpy_helper.to_array(stored["G"]), "G"))
+    small = ON_TOKENS.apply(Request(model, ("gemm",), (), True, tokens, ON_TOKENS.settings))
+    assert "b" in {tensor.name for tensor in small.graph.initializer}
+    np.testing.assert_allclose(answer(small), answer(model), rtol=1e-5)
+
+
 def test_an_eight_bit_weight_is_nearer_than_a_seven_bit_one() -> None:
-    model = with_node_names(convolution_on_tokens())
+    model = quantizable(convolution_on_tokens())
 
     def error(reduce_range: str) -> float:
         settings = apply_settings(ON_TOKENS.settings, {"reduce_range": reduce_range})
@@ -297,9 +332,7 @@ def test_two_products_of_one_tied_table_turn_it_once() -> None:
     nodes += [helper.make_node("MatMul", [name, "T"], [f"{name}.y"], name=f"head.{name}") for name in ("e", "h")]
     shape = (TensorProto.FLOAT, ["batch", "time", 100])
     inputs = {"tokens": (TensorProto.INT64, ["batch", "time"])}
-    model = ON_TOKENS.prepare(
-        with_node_names(make_model(nodes, {"E": table}, inputs=inputs, outputs={"e.y": shape, "h.y": shape}))
-    )
+    model = ON_TOKENS.prepare(quantizable(make_model(nodes, {"E": table}, inputs=inputs, outputs={"e.y": shape, "h.y": shape})))
     from exporters.quantizers.weights import tied_tables
 
     request = Request(model, ("table", "head.e", "head.h"), (), False, tokens, ON_TOKENS.settings, tied=tied_tables([model]))

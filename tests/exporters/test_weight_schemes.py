@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from exporters.graph import operators_of
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.blocks import block_size, pack, unpack
-from exporters.quantizers.scheme import Request, decide, with_node_names
+from exporters.quantizers.scheme import Request, decide, quantizable
 from exporters.quantizers.weights import tied_tables
 from runtime.errors import QuantizationRefused
 
@@ -66,7 +66,7 @@ def test_blocks_divide_the_width_where_any_does() -> None:
 
 def applied(model: onnx.ModelProto, scheme: str, *, many_rows: bool = False) -> onnx.ModelProto:
     chosen = SCHEMES[scheme]
-    prepared = chosen.prepare(with_node_names(model))
+    prepared = chosen.prepare(quantizable(model))
     nodes = tuple(item.node for item in decide(chosen, prepared, (), ()) if item.quantized)
     tied = tied_tables([prepared])
     return chosen.apply(Request(prepared, nodes, (), False, None, many_rows=many_rows, tied=tied))
@@ -203,7 +203,7 @@ def test_an_embedding_that_is_not_tied_keeps_eight_bits() -> None:
     ],
 )
 def test_nothing_to_quantize_is_refused_with_the_reason(node: onnx.NodeProto, shape: tuple[int, ...], reason: str) -> None:
-    model = with_node_names(make_model([copy_of_node(node)], {"W": random_weights(*shape)}))
+    model = quantizable(make_model([copy_of_node(node)], {"W": random_weights(*shape)}))
     for scheme in SCHEME_NAMES:
         with pytest.raises(QuantizationRefused, match=f"{scheme} has nothing to quantize here: .*{reason}"):
             decide(SCHEMES[scheme], model, (), ())

@@ -15,6 +15,15 @@ from .helpers import gemm_bundle
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """In PyTorch, where test processes share the cores: at sizes as small as here a second thread takes more than it gives."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """shared("name", make): the folder `make` filled, made by whichever process needs it first."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from architectures.catalog import CATALOG
 from architectures.settings import apply_settings
+from exporters.graph import read_model
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError
 from runtime.machine import available_cpus, describe_machine
@@ -69,6 +70,10 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
     if isinstance(bundle, str):
         known |= {f"{name}/{scheme}": {"reason": bundle} for scheme in schemes}
         return
+    if (twin := _twin(name, bundle, work)) is not None:
+        reason = f"not measured: its batch norms are folded, and what is left is the graph of {twin}; see there"
+        known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
+        return
     threads = 1 if CATALOG[name].parameters() < _SMALL else available_cpus()
     alone = [scheme for scheme in schemes if scheme != _AUTO]
     for scheme, cell in (_alone(bundle, alone, threads, work) if alone else {}).items():
@@ -97,6 +102,22 @@ def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]
         if code:
             return f"{command[0]} failed: {error}", trained
     return target, trained
+
+
+def _twin(name: str, bundle: Path, work: Path) -> str | None:
+    """The architecture without batch norms whose graph has the same operators, attributes and shapes of weights."""
+    plain = name.removesuffix("-bn")
+    other = work / f"{plain}.bundle"
+    return plain if plain != name and other.exists() and _structure(other) == _structure(bundle) else None
+
+
+def _structure(path: Path) -> list[Any]:
+    model = read_model(Bundle.open(path).graph_path())
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    return [
+        (node.op_type, sorted(str(item) for item in node.attribute), [shapes.get(given) for given in node.input])
+        for node in model.graph.node
+    ]
 
 
 def _alone(path: Path, schemes: list[str], threads: int, work: Path) -> dict[str, Cell]:
@@ -255,7 +276,7 @@ def _compared(chosen: Cell, best: Cell) -> str:
 def _row(scheme: str, cell: Cell) -> str:
     reason = " ".join(str(cell["reason"]).split()).replace("|", "\\|")
     if "size_ratio" not in cell:
-        return f"| {scheme} | – | – | – | refused: {reason} |"
+        return f"| {scheme} | – | – | – | {'' if reason.startswith('not measured') else 'refused: '}{reason} |"
     ratio = cell["latency_ratio"]
     interval = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
     unit = f" {cell['unit']}" if cell["unit"] else ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from runtime.bundle import Bundle
 from runtime.text import Tokenizer
@@ -17,15 +16,6 @@ from .networks import TOKENIZER, Tiny, generating, has_laws, network, opened, wr
 from .quantized import FP32, IN_INT8, bundle_of, write_quantized
 
 Make = Callable[..., Tiny]
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """In PyTorch: at sizes as tiny as these a second one only waits, and takes its core from the other test process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

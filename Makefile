@@ -30,7 +30,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 unit: $(VENV)/ready
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # Ours against PyTorch, for every small architecture on images or columns; prints ratios.
 bench: $(VENV)/ready

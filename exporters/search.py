@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.settings import apply_settings, changed_settings
-from runtime.bundle import Bundle
+from runtime.bundle import DECODER, Bundle
 from runtime.errors import QuantizationRefused
 
 from .candidates import Candidate, Laboratory, Measured, Setting
@@ -47,6 +47,14 @@ from .sensitivity import sensitivity
 
 AUTO = "auto"
 _LIKELIEST_FIRST = ("int8-static", "int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
+_LIKELIEST_OF_DECODERS = (
+    "int4-weights",
+    "int8-weights",
+    "int8-static",
+    "int8-dynamic",
+    "fp16",
+    "bf16",
+)  # they read all weights
 _FINALISTS = 4
 _ALONE_IN_FINALS = 3
 _WORTH_STORING = 0.01  # of all weights
@@ -135,20 +143,25 @@ class _Searcher:
                 self._laboratory.measure(candidate)
 
     def _alone(self) -> Iterator[Candidate]:
+        """Every scheme, before any is tried with other settings."""
+        tried: list[tuple[Scheme, Measured]] = []
         for name in self._applicable():
             scheme = self._scheme(name)
             first = self._varied(scheme, _STORED[1] if name == _STORED[0] else {})
             yield first
-            found = self._laboratory.measure(first)
+            tried.append((scheme, self._laboratory.measure(first)))
             if name == _STORED[0]:
                 yield self._varied(scheme, {})
-                if self._preference.is_good(found):
+                if self._preference.is_good(tried[-1][1]):
                     break  # bf16 is as small and as fast, and rounds more
+        for scheme, found in tried:
             for settings in self._further(scheme, found):
                 yield self._varied(scheme, settings)
 
     def _applicable(self) -> list[str]:
-        return [name for name in _LIKELIEST_FIRST if not self._scheme(name).needs_calibration or self._calibration is not None]
+        """A decoder reads all its weights for every token, and fewer bytes are what makes it faster."""
+        order = _LIKELIEST_OF_DECODERS if DECODER in self._bundle.manifest.graphs else _LIKELIEST_FIRST
+        return [name for name in order if not self._scheme(name).needs_calibration or self._calibration is not None]
 
     def _further(self, scheme: Scheme, found: Measured) -> Iterator[Mapping[str, Any]]:
         if found.problem is not None or found.bytes > _HARDLY_SMALLER * self._bundle.graph_bytes:

@@ -53,7 +53,8 @@ _RACED = ("label", "bytes", "ratio", "drop")
 _LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64, takes more memory than 24 GB
 _SMALL = 2_000_000  # parameters: networks that are fastest on one thread
 _MINUTES = 40  # for one step
-_SECONDS = 120  # for auto
+_SECONDS = 120, 600  # for auto, on networks below and above
+_LONG = 40_000_000  # parameters
 
 Cell = dict[str, Any]
 
@@ -81,7 +82,10 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
     _save(known)
     if _AUTO in schemes:
         note(f"{name}: auto")
-        known[f"{name}/{_AUTO}"] = {"trained": trained, **_auto(bundle, threads, work)}
+        known[f"{name}/{_AUTO}"] = {
+            "trained": trained,
+            **_auto(bundle, threads, work, _SECONDS[CATALOG[name].parameters() > _LONG]),
+        }
 
 
 def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]:
@@ -158,15 +162,16 @@ def _alone(path: Path, schemes: list[str], threads: int, work: Path) -> dict[str
     return cells
 
 
-def _auto(bundle: Path, threads: int, work: Path) -> Cell:
+def _auto(bundle: Path, threads: int, work: Path, seconds: int) -> Cell:
     target = work / "quantized.bundle"
-    options = ("--time", str(_SECONDS), "--threads", str(threads), "--force", "--json")
+    options = ("--time", str(seconds), "--threads", str(threads), "--force", "--json")
     _, output, error = _edgekit(("quantize", str(bundle), "--scheme", _AUTO, "-o", str(target), *options))
     if not output:
         return {"kept": False, "reason": error}
     found = json.loads(output)
     raced = [{key: item[key] for key in _RACED} for item in found["raced"]]
-    return _cell(found["report"]) | {"chosen": found["chosen"], "reason": found["chosen"], "raced": raced}
+    chosen = {"chosen": found["chosen"], "reason": found["chosen"], "raced": raced}
+    return _cell(found["report"]) | chosen | ({"untried": found["untried"]} if found["untried"] else {})
 
 
 def _cell(report: Cell) -> Cell:

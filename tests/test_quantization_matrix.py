@@ -34,6 +34,10 @@ def test_nothing_that_was_kept_is_outside_its_budget() -> None:
         assert cell["drop"] <= cell["max_drop"], key
 
 
+def test_auto_tried_every_scheme() -> None:
+    assert not [key for key, cell in RECORD["cells"].items() if cell.get("untried")]
+
+
 def test_auto_is_never_worse_than_the_best_scheme_alone_and_on_some_networks_better() -> None:
     better = set()
     for name, (chosen, best) in matrix.auto_and_alone(RECORD["cells"]).items():
@@ -51,3 +55,13 @@ def test_auto_refuses_only_where_every_scheme_is_refused() -> None:
     for name in CATALOG:
         cells = {scheme: RECORD["cells"].get(f"{name}/{scheme}", {}) for scheme in matrix.SCHEMES}
         assert cells["auto"].get("kept") or not any(cell.get("kept") for cell in cells.values()), name
+
+
+def test_no_scheme_alone_is_smaller_and_faster_than_what_auto_chose() -> None:
+    """In a race of its own, so only where the intervals are apart."""
+    for name in CATALOG:
+        cells = {scheme: RECORD["cells"].get(f"{name}/{scheme}", {}) for scheme in matrix.SCHEMES}
+        auto = cells.pop("auto")
+        for scheme, cell in cells.items():
+            if cell.get("kept") and auto.get("kept") and cell["size_ratio"] < auto["size_ratio"]:
+                assert cell["latency_ratio"]["high"] >= auto["latency_ratio"]["low"], f"{name}: {scheme}"

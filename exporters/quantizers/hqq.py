@@ -23,6 +23,7 @@ inputs (gptq.py: 0.26).
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 
@@ -33,14 +34,24 @@ _BETA, _KAPPA = 10.0, 1.01
 _TURNS = 10
 _RANGES = (1.0, 0.9)  # of a block's whole range, to begin at
 _AT_ONCE = 1 << 20  # weights
+_REMEMBERED = 1024  # matrices; the scales of one are a hundredth of its bytes
+_FITTED: dict[bytes, Array] = {}  # a search fits the same matrices for many of its candidates
 
 
 def fitted(filled: Array, grid: Grid) -> Grid:
     """A grid at which the error of the weights `filled` (rows, blocks, size) is no larger than at `grid`."""
-    rows = max(1, _AT_ONCE // filled[0].size)
-    parts = (slice(start, start + rows) for start in range(0, len(filled), rows))
-    scales = [_fitted_scales(filled[part], grid.scales[part], grid.zeros[part], grid.highest) for part in parts]
-    return replace(grid, scales=np.concatenate(scales))
+    digest = blake2b(f"{filled.shape} {grid.highest}".encode())
+    for array in (filled, grid.scales, grid.zeros):
+        digest.update(np.ascontiguousarray(array).data)
+    key = digest.digest()
+    if key not in _FITTED:
+        rows = max(1, _AT_ONCE // filled[0].size)
+        parts = (slice(start, start + rows) for start in range(0, len(filled), rows))
+        scales = [_fitted_scales(filled[part], grid.scales[part], grid.zeros[part], grid.highest) for part in parts]
+        while len(_FITTED) >= _REMEMBERED:
+            del _FITTED[next(iter(_FITTED))]
+        _FITTED[key] = np.concatenate(scales)
+    return replace(grid, scales=_FITTED[key].copy())
 
 
 def _fitted_scales(filled: Array, scales: Array, zeros: Array, highest: int) -> Array:

@@ -72,7 +72,7 @@ def agreement_with(bundle: Bundle) -> Quality:
     return Quality(METRICS["tensors"], lambda variant: METRICS["tensors"].compute(answer(variant), answer(bundle)), "samples")
 
 
-@pytest.mark.parametrize("scheme", ["int8-dynamic", "int8-static", "fp16"])
+@pytest.mark.parametrize("scheme", ["int8-static", "fp16"])
 def test_every_scheme_makes_it_smaller_within_its_error(scheme: str, wide: Bundle, tmp_path: Path) -> None:
     report = quantize(
         wide,
@@ -218,24 +218,6 @@ def test_the_output_that_suffers_most_decides(tmp_path: Path) -> None:
     quality, _ = quality_for(bundle, None)
     with pytest.raises(MeasuredRefusal, match="agreement drops"):
         quantize(bundle, tmp_path / "q.bundle", scheme="int8-dynamic", quality=quality, budget=Budget(for_size=True), threads=1)
-
-
-def test_a_conversion_that_crashes_onnxruntime_is_a_refusal(tmp_path: Path) -> None:
-    from exporters.export import export
-    from exporters.source import find_source
-    from toolkit.evaluation import quality_for
-
-    bundle = export(find_source(f"{Path(__file__).with_name('user_networks.py')}:lstm"), tmp_path / "l.bundle").bundle
-    quality, _ = quality_for(bundle, None)
-    try:
-        report = quantize(
-            bundle, tmp_path / "q.bundle", scheme="fp16", quality=quality, budget=Budget(for_size=True), threads=1
-        )
-    except QuantizationRefused as refusal:
-        assert "fp16" in str(refusal)
-        assert not (tmp_path / "q.bundle").exists()
-    else:  # an onnxruntime that has mended it
-        assert report.metric_after > 95
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:

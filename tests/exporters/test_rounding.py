@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from exporters.quantizers import hqq
 from exporters.quantizers.blocks import SIZES, filled_up, nearest, range_grid, unpack, values
 from exporters.quantizers.gptq import compensated
 from exporters.quantizers.hqq import NORM, fitted
@@ -93,8 +94,32 @@ def test_hqq_gives_the_same_whether_or_not_it_is_done_in_parts(monkeypatch: pyte
     filled = filled_up(heavy_tailed(10, 64), 32)
     whole = fitted(filled, range_grid(filled, 4))
     monkeypatch.setattr("exporters.quantizers.hqq._AT_ONCE", 3 * 64)
+    monkeypatch.setattr("exporters.quantizers.hqq._FITTED", {})
     parts = fitted(filled, range_grid(filled, 4))
     np.testing.assert_array_equal(whole.scales, parts.scales)
+
+
+def test_hqq_fits_a_matrix_once_and_every_other_one_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def count(filled: Array, scales: Array, zeros: Array, highest: int) -> Array:
+        runs.append(highest)
+        return real(filled, scales, zeros, highest)
+
+    real = hqq._fitted_scales
+    monkeypatch.setattr(hqq, "_fitted_scales", count)
+    monkeypatch.setattr(hqq, "_FITTED", {})
+    filled = filled_up(heavy_tailed(10, 64), 32)
+    first = fitted(filled, range_grid(filled, 4))
+    first.scales[:] = 0  # is the caller's own
+    again = fitted(filled.copy(), range_grid(filled, 4))
+    assert len(runs) == 1
+    assert (again.scales > 0).all()
+    other = filled.copy()
+    other[3, 1, 7] *= 1.01
+    for given, bits, symmetric in ((other, 4, False), (filled, 8, False), (filled, 4, True)):
+        fitted(given, range_grid(given, bits, symmetric=symmetric))
+    assert len(runs) == 4
 
 
 # GPTQ.

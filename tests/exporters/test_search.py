@@ -130,6 +130,20 @@ def test_a_recurrent_layer_is_also_tried_in_the_arithmetic_that_its_size_does_no
     assert "recurrence=int8" in found.chosen
 
 
+def test_every_scheme_is_tried_before_any_with_other_settings(tmp_path: Path) -> None:
+    found = searched(bundle_of(tmp_path, outlier=True), tmp_path / "q.bundle", budget=Budget(max_drop=4.0))
+    labels = [item.label for item in found.tried if " + " not in item.label and "without" not in item.label]
+    others = [label for label in labels if "(" in label and label != "fp16 (arithmetic=float32)"]
+    assert others
+    assert labels[-len(others) :] == others
+
+
+def test_of_a_decoder_schemes_for_weights_are_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporters.search.DECODER", "model")  # as the only graph is called
+    found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=25.0), seconds=0.0)
+    assert [item.label for item in found.tried] == ["int4-weights"]
+
+
 def test_every_node_has_its_scheme_and_a_reason(tmp_path: Path) -> None:
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
     assert {node.node for node in found.nodes} >= {"product.a", "product.b", "product.c"}

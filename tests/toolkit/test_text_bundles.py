@@ -73,7 +73,7 @@ def test_pairs_are_judged_by_the_error_rate_of_what_is_decoded(
     shared: Shared, pairs_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def make(folder: Path) -> None:
-        settings = {"network.hidden": 32, "network.embedding": 32, "data.path": str(pairs_file), "epochs": 20}
+        settings = {"network.hidden": 32, "network.embedding": 32, "data.path": str(pairs_file), "epochs": 8}
         train(recipe("seq2seq-attention", **settings), folder / "run")
         export(find_source(str(folder / "run")), folder / "x.bundle")
 

@@ -50,6 +50,7 @@ IN_EVERY_PRECISION: dict[str, tuple[Any, ...]] = {
     "length_penalty": (0.0, 1.0),
     "most_rows": (5,),
     "filtered": (True,),
+    "options": ({}, {"beams": 3, "stop": ["ad", "eb", "cc"]}),
 }
 
 

@@ -67,6 +67,8 @@ def write_quantized(bundle: Bundle, precision: str, target: Path, *, exact: bool
             patch.setattr(weights_module, "_INT8_ACTIVATIONS", 1)
             patch.setattr(weights_module, "quantize_rows", lambda x, opset: ([], {}))
             patch.setattr(weights_module, "multiply_rows", _multiply_exactly)
+            # biases in steps of what the activations are rounded to
+            patch.setattr("exporters.quantizers.static_text.with_integer_biases", lambda model, flat: model)
         converted = convert(bundle, scheme, (), (), calibration, settings)
     if exact and precision == STATIC:
         converted = Converted({name: _without_rounding(model) for name, model in converted.models.items()}, converted.nodes)

@@ -47,14 +47,7 @@ from .sensitivity import sensitivity
 
 AUTO = "auto"
 _LIKELIEST_FIRST = ("int8-static", "int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
-_LIKELIEST_OF_DECODERS = (
-    "int4-weights",
-    "int8-weights",
-    "int8-static",
-    "int8-dynamic",
-    "fp16",
-    "bf16",
-)  # they read all weights
+_LIKELIEST_OF_DECODERS = ("int4-weights", "int8-weights", "int8-static", "int8-dynamic", "fp16", "bf16")
 _FINALISTS = 4
 _ALONE_IN_FINALS = 3
 _WORTH_STORING = 0.01  # of all weights

@@ -223,10 +223,14 @@ def draft(bundle: Bundle, converted: Converted, scheme: str) -> tuple[Manifest, 
     return manifest, {**packed, **others}
 
 
+def _operators(model: onnx.ModelProto) -> dict[str, int]:
+    """Without constants, which become weights before anything is quantized."""
+    return {name: count for name, count in operators_of(model).items() if name != "Constant"}
+
+
 def refuse_unchanged(before: Bundle, after: Bundle, converted: Converted, scheme: str) -> None:
     changed = any(
-        name not in before.manifest.graphs
-        or operators_of(model) != operators_of(quantizable(read_model(before.graph_path(name))))
+        name not in before.manifest.graphs or _operators(model) != _operators(read_model(before.graph_path(name)))
         for name, model in converted.models.items()
     )
     if not changed and scheme != "fp16":

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ..graph import drop_unread_weights
 from .integer_biases import with_integer_biases
 from .quiet import quiet
 from .ranges import Range
@@ -38,7 +39,9 @@ def apply(request: Request) -> onnx.ModelProto:
     ranges = ranges_for(settings, found)
     reduced = reduced_products(request, products, found, ranges, lambda node: per_channel)
     full = [node for node in products if node.name not in reduced]
-    return with_integer_biases(_converted(request, per_channel, ranges, full).model.model, flat_products(products, found))
+    model = with_integer_biases(_converted(request, per_channel, ranges, full).model.model, flat_products(products, found))
+    drop_unread_weights(model)
+    return model
 
 
 def _quantized_tensors(request: Request, per_channel: bool) -> list[str]:

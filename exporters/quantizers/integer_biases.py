@@ -15,14 +15,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..graph import drop_unread_weights
 from ..wiring import Wiring
 
 _LARGEST = 1 << 31
 
 
 def with_integer_biases(model: onnx.ModelProto, flat: Collection[str]) -> onnx.ModelProto:
-    """The model, in which what is added to those of the `flat` MatMul nodes that are quantized is so too."""
+    """The model, in which what is added to those of the `flat` MatMul nodes that are quantized is so too. Biases that
+    nobody reads any more are left in it."""
     wiring = Wiring.of(model)
     made = []
     for product in wiring.nodes:
@@ -43,10 +43,10 @@ def with_integer_biases(model: onnx.ModelProto, flat: Collection[str]) -> onnx.M
             axis = {"axis": 0} if scale.ndim else {}
             made.append(helper.make_node("DequantizeLinear", [*weights], [f"{name}.added"], f"{name}.dequantized", **axis))
             added.input[place] = f"{name}.added"
-    nodes = [*made, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    drop_unread_weights(model)
+    if made:
+        nodes = [*made, *model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
     return model
 
 

@@ -32,6 +32,7 @@ from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
+_LAUNCHES = 3, 6  # the latter if the machine was disturbed
 _LAUNCH_SECONDS = 2.0  # for each bundle; calls of 30 ms take all 35 rounds in it
 _TOLERANCE_MARGIN = 2.0
 MIXED = "mixed"  # the precision of a bundle that several schemes made
@@ -379,12 +380,12 @@ def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads:
     names = [f"candidate {number}" for number, _ in enumerate(after)]
     bundles = [("original", before), ("control", before), *zip(names, after, strict=True)]
     variants = [bundle_variant(bundle.root, name=name, threads=threads, past=past_of(bundle)) for name, bundle in bundles]
-    for launches in (3, 6):
+    for launches in _LAUNCHES:
         seconds = _LAUNCH_SECONDS * len(variants)
         report = bench(variants, batches=(batch,), threads=threads, launches=launches, seconds=seconds)
         noise, *ratios = (ratio for name in ("control", *names) if (ratio := report.timing(name, batch).ratio) is not None)
         if 1 / NOISE_CEILING < noise.median < NOISE_CEILING and not any(map(_is_undecided, ratios)):
-            break  # otherwise the machine was disturbed: once more, for longer
+            break
     before_us = report.timing("original", batch).latency.median
     return [  # by the paired ratio: medians alone drift
         Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads) for ratio in ratios

@@ -54,7 +54,7 @@ _LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64,
 _SMALL = 2_000_000  # parameters: networks that are fastest on one thread
 _MINUTES = 40  # for one step
 _SECONDS = 120, 600  # for auto, on networks below and above
-_LONG = 40_000_000  # parameters
+_LONG = 26_000_000  # parameters
 
 Cell = dict[str, Any]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 from runtime.statistics import Estimate
 
@@ -65,6 +66,8 @@ class Preference:
 
     def miss(self, found: Measured, original_us: float | None = None) -> float:
         """How far it is outside the budget, all its sides added up."""
+        if not isfinite(found.drop):
+            return inf
         misses = [max(0.0, found.drop - self.allowed) / max(self.allowed, 0.1)]
         if self.budget.max_bytes is not None:
             misses.append(max(0.0, found.bytes / self.budget.max_bytes - 1))

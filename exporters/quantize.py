@@ -10,8 +10,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from architectures.settings import apply_settings, changed_settings
 from runtime.bench import DEFAULT_PAST, bench, bundle_variant
@@ -46,6 +49,7 @@ class Quality:
     measure: Callable[[Bundle], float]
     data: str  # what it is measured on, for the report
     details: Callable[[Bundle], str] | None = None  # further figures of a bundle that was measured
+    samples: str = ""  # tells the data from others of the same name
 
 
 @dataclass(frozen=True)
@@ -407,8 +411,10 @@ def _tolerance(candidate: Bundle, scheme: str) -> dict[str, dict[str, Tolerance]
         session = sessions[entry.graph]
         actual = specified(session.signature.states, session.run(inputs))
         for name, reference in expected.items():
-            known = errors.setdefault(entry.graph, {})
-            known[name] = max(known.get(name, 0.0), max_error(actual[name], reference))
+            known, error = errors.setdefault(entry.graph, {}), max_error(actual[name], reference)
+            if not isfinite(error) and np.isfinite(reference).all():
+                raise QuantizationRefused(f"{scheme} answers with NaN or infinity in {name!r} where the original gives numbers")
+            known[name] = max(known.get(name, 0.0), error)
     derived = f"{_TOLERANCE_MARGIN:g} x the largest error of {scheme} against the goldens when it was made"
     return {
         graph: {

@@ -16,6 +16,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def search(
     budget = budget or Budget()
     size = timed_batch(bundle) if batch is None else batch
     setting = Setting(bundle, quality, calibration, size, threads, budget.for_size)
-    laboratory = Laboratory(setting, journal=Path(f"{target}.search.json"), seconds=seconds, progress=progress)
+    laboratory = Laboratory(setting, journal=_journal_of(target), seconds=seconds, progress=progress)
     searcher = _Searcher(laboratory, budget, progress)
     try:
         searcher.run()
@@ -112,6 +113,13 @@ def search(
         laboratory.close()
     laboratory.forget()
     return report
+
+
+def _journal_of(target: str | Path) -> Path:
+    """Beside the output, or as near to it as there is a folder: a search that is refused makes none."""
+    path = Path(target).absolute()
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    return folder / f"{path.name}.search.json"
 
 
 class _Searcher:
@@ -305,12 +313,12 @@ class _Searcher:
                 }
                 quick = replace(setting.quality, details=None)
                 raced += [(entry.tried, self._report(entry, quick)) for entry in entries.values()]
-                passed = [tried for tried, report in raced if report]
-                if passed:
-                    winner = entries[self._preference.ranked(passed)[0][0].key]
+                for winner in self._winners(raced, entries):
                     report = self._report(winner, setting.quality)
-                    write_made(setting.bundle, winner.made, report, target, force=force)
-                    return self._search_report(winner.tried[0], report, [tried[1] for tried, _ in raced])
+                    if report:
+                        write_made(setting.bundle, winner.made, report, target, force=force)
+                        return self._search_report(winner.tried[0], report, [tried[1] for tried, _ in raced])
+                    raced = [(tried, report if tried[0].key == winner.tried[0].key else known) for tried, known in raced]
         if not raced:
             raise QuantizationRefused(self._nothing_fits())
         nearest = min(raced, key=lambda item: self._preference.miss(item[0][1], self._laboratory.original_us))
@@ -318,6 +326,16 @@ class _Searcher:
             f"nothing of {len(raced)} passed the last race; the nearest miss is {nearest[0][0].label}: "
             f"{'; '.join(nearest[1].refusals)}. Measured: {nearest[1].figures()}"
         )
+
+    def _winners(self, raced: list[tuple[Tried, QuantizeReport]], entries: Mapping[str, _Entry]) -> Iterator[_Entry]:
+        """Those that passed, the best first, each with the quality of what will be written: the search measured another build,
+        perhaps in an earlier process."""
+        quality = self._laboratory.setting.quality
+        for candidate, found in self._preference.ranked([tried for tried, report in raced if report]):
+            entry = entries[candidate.key]
+            score = quality.measure(entry.made.bundle)
+            drop = quality.metric.drop(self._laboratory.score, score)
+            yield replace(entry, tried=(candidate, replace(found, score=score, drop=drop)))
 
     def _finals(self) -> Iterator[list[Tried]]:
         """The best, with every scheme alone that may be the best of those; if none of them passes, the other schemes alone."""
@@ -434,7 +452,7 @@ def _fewest_to_leave_out(errors: Sequence[float], share: float) -> int:
 
 def front(tried: Sequence[Measured]) -> tuple[str, ...]:
     """Those that nothing beats in one of size, latency and drop without losing in another."""
-    ran = [found for found in tried if found.problem is None]
+    ran = [found for found in tried if found.problem is None and isfinite(found.drop)]
 
     def beats(one: Measured, other: Measured) -> bool:
         ours, theirs = ((item.bytes, item.ratio.median, item.drop) for item in (one, other))

@@ -27,8 +27,8 @@ def translations_read_once() -> Iterator[None]:
             _read[key] = original.__get__(None, cls)(*arguments, **options)
         return _read[key]
 
-    registry.from_torchlib = classmethod(from_torchlib)
+    registry.from_torchlib = classmethod(from_torchlib)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        registry.from_torchlib = original
+        registry.from_torchlib = original  # type: ignore[method-assign]

@@ -54,6 +54,7 @@ _ALONE_IN_FINALS = 3
 _WORTH_STORING = 0.01  # of all weights
 _HARDLY_SMALLER = 0.9  # of the original's size: a scheme that takes so little is not tried with other settings
 _NARROW = 32  # channels: convolutions with fewer are often slower in int8
+_WANTS_SAMPLES = "it needs samples to calibrate on; pass them with --data"
 _LAST = 3.0  # candidates' worth of time that the last race of one takes
 _VARIED: dict[str, tuple[dict[str, Any], ...]] = {  # settings tried when a scheme's own miss the budget of quality
     "int8-static": ({"ranges": "percentile"}, {"ranges": "mse"}),
@@ -162,7 +163,10 @@ class _Searcher:
     def _applicable(self) -> list[str]:
         """A decoder reads all its weights for every token, and fewer bytes are what makes it faster."""
         order = _LIKELIEST_OF_DECODERS if DECODER in self._bundle.manifest.graphs else _LIKELIEST_FIRST
-        return [name for name in order if not self._scheme(name).needs_calibration or self._calibration is not None]
+        return [name for name in order if not self._lacks_samples(name)]
+
+    def _lacks_samples(self, name: str) -> bool:
+        return self._scheme(name).needs_calibration and self._calibration is None
 
     def _further(self, scheme: Scheme, found: Measured) -> Iterator[Mapping[str, Any]]:
         if found.problem is not None or found.bytes > _HARDLY_SMALLER * self._bundle.graph_bytes:
@@ -387,10 +391,15 @@ class _Searcher:
     def _problems(self) -> str:
         """Each problem once, with the candidates that met it."""
         met: dict[str, list[str]] = {}
-        for candidate, found in self._laboratory.results.values():
-            problem = (found.problem or "").removeprefix(f"{candidate.parts[0].scheme} ")
+        for found in self._tried():
+            problem = (found.problem or "").removeprefix(f"{found.label.partition(' ')[0]} ")
             met.setdefault(problem, []).append(found.label)
         return "; ".join(f"{', '.join(labels)}: {problem}" for problem, labels in met.items())
+
+    def _tried(self) -> tuple[Measured, ...]:
+        """All that was measured, and what could not be for want of samples."""
+        left = [Measured(name, problem=_WANTS_SAMPLES) for name in _LIKELIEST_FIRST if self._lacks_samples(name)]
+        return *(found for _, found in self._laboratory.results.values()), *left
 
     def _untried(self) -> tuple[str, ...]:
         """Schemes that time was up before."""
@@ -400,7 +409,7 @@ class _Searcher:
         return () if self._complete else tuple(name for name in self._applicable() if name not in begun)
 
     def _search_report(self, chosen: Candidate, report: QuantizeReport, raced: Sequence[Measured]) -> SearchReport:
-        tried = tuple(found for _, found in self._laboratory.results.values())
+        tried = self._tried()
         nodes = tuple(replace(node, reason=self._reason(node)) for node in report.nodes)
         parts = tuple(
             {"scheme": part.scheme, "settings": asdict(part.settings), "nodes": None if part.nodes is None else len(part.nodes)}

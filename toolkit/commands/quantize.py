@@ -84,7 +84,7 @@ def quantize(
     if report is not None and scheme != AUTO:
         raise OptionError(f"--report is for --scheme auto; {scheme} prints all there is to say")
     if report is not None:
-        _refuse_report(Path(report))
+        _refuse_report(Path(report), force=choices["force"])
     limits = Limits(max_drop, max_size, max_latency, for_size)
     count = options.thread_count(threads)
     try:
@@ -140,9 +140,9 @@ def _say_search(found: Any, output: str) -> None:
     _say(found.report, found.nodes, output)
 
 
-def _refuse_report(target: Path) -> None:
+def _refuse_report(target: Path, *, force: bool) -> None:
     """A search takes minutes: what it cannot be written to, or with, is told before."""
-    from runtime.errors import OptionError
+    from runtime.errors import OptionError, OutputExists
 
     from ..report.page import environment
 
@@ -151,6 +151,8 @@ def _refuse_report(target: Path) -> None:
         raise OptionError(f"--report {target}: there is no folder {target.parent}; make it, or name another file")
     if target.is_dir():
         raise OptionError(f"--report {target} is a folder; name a file in it, e.g. {target / 'tried.html'}")
+    if target.exists() and not force:
+        raise OutputExists(f"--report {target} already exists; choose another file, or pass --force to replace it")
 
 
 def _write_page(found: Any, path: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ PEERS  ?= .peers
 # One environment serves every target; it is remade when what it installs changes.
 $(VENV)/ready: pyproject.toml constraints.txt tests/third-party.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/third-party.txt
 	@touch $@
 

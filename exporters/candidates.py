@@ -82,8 +82,8 @@ class Setting:
     def fingerprint(self) -> dict[str, Any]:
         return {
             "format": JOURNAL_FORMAT,
-            "bundle": self.bundle.seal,
-            "metric": [self.quality.metric.name, self.quality.data],
+            "files": {name: entry["sha256"] for name, entry in self.bundle.manifest.files.items()},
+            "metric": [self.quality.metric.name, self.quality.data, self.quality.samples],
             "batch": self.batch,
             "threads": self.threads,
             "for_size": self.for_size,
@@ -126,6 +126,7 @@ class Laboratory:
 
     def _measured(self, candidate: Candidate) -> Measured:
         setting = self.setting
+        self.start_original()
         with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
             try:
                 made = self.built(candidate, Path(folder))
@@ -144,11 +145,15 @@ class Laboratory:
             setting.bundle, candidate.parts, setting.calibration, setting.threads, folder, setting.for_size, tried=several
         )
 
+    def start_original(self) -> None:
+        """If it does not run. What it cannot do, such as a batch of another size, is no fault of a candidate."""
+        if self._original is None:
+            self._original = self._worker("original", self.setting.bundle)
+
     def race(self, bundle: Bundle) -> Estimate:
         """Its latency as a ratio to the original's, in turns: as many as tell whether it deserves the last race."""
+        assert self._original is not None
         try:
-            if self._original is None:
-                self._original = self._worker("original", self.setting.bundle)
             candidate = self._worker("candidate", bundle)
         except EdgekitError as error:
             raise QuantizationRefused(f"it is a graph that onnxruntime cannot run: {error}") from error

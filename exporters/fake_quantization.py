@@ -189,7 +189,7 @@ def _round_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def _weights(network: nn.Module, scheme: str) -> dict[str, tuple[nn.Module, nn.Module]]:
     """Name of each weight that the scheme takes → its module, and how it is rounded: the rules of quantizers/."""
     if scheme == STATIC and any(isinstance(module, nn.Embedding) for module in network.modules()):
-        raise OptionError(f"{STATIC} is not for networks on text; use one of {', '.join(BITS)}")
+        raise OptionError(f"no network on text is trained for {STATIC}; train it for one of {', '.join(BITS)}")
     has_kernels = any(isinstance(module, _KERNELS) for module in network.modules())
     tied = _tied_embedding(network)
     taken: dict[str, tuple[nn.Module, nn.Module]] = {}

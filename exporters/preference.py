@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 from runtime.statistics import Estimate
 
@@ -43,10 +44,12 @@ class Preference:
         return min(ratios)
 
     def ranked(self, tried: Sequence[Tried]) -> list[Tried]:
-        """The best first. A mix gives way to a scheme alone that is as small and cannot be told from it in speed."""
+        """The best first. A mix gives way to a scheme alone that is as small and cannot be told from it in speed, nor, unless
+        only size matters, from the fastest."""
         ordered = self._by_size(tried) if self.budget.for_size else self._by_speed_and_size(tried)
         if ordered and not is_alone(ordered[0][0]):
-            rival = next((item for item in ordered if is_alone(item[0]) and _is_no_worse(item[1], ordered[0][1])), None)
+            alone = [item for item in (tried if self.budget.for_size else self._leading(tried)) if is_alone(item[0])]
+            rival = next((item for item in ordered if item in alone and _is_no_worse(item[1], ordered[0][1])), None)
             if rival is not None:
                 return [rival, *(item for item in ordered if item is not rival)]
         return ordered
@@ -58,13 +61,19 @@ class Preference:
         )
 
     def _by_speed_and_size(self, tried: Sequence[Tried]) -> list[Tried]:
-        fastest = min((found.ratio for _, found in tried), key=lambda ratio: ratio.median, default=None)
-        leading = [item for item in tried if fastest is not None and _is_as_fast(item[1].ratio, fastest)]
+        leading = self._leading(tried)
         others = [item for item in tried if item not in leading]
         return [*self._by_size(leading), *sorted(others, key=_by_speed)]
 
+    def _leading(self, tried: Sequence[Tried]) -> list[Tried]:
+        """Those that cannot be told from the fastest."""
+        fastest = min((found.ratio for _, found in tried), key=lambda ratio: ratio.median, default=None)
+        return [item for item in tried if fastest is not None and _is_as_fast(item[1].ratio, fastest)]
+
     def miss(self, found: Measured, original_us: float | None = None) -> float:
         """How far it is outside the budget, all its sides added up."""
+        if not isfinite(found.drop):
+            return inf
         misses = [max(0.0, found.drop - self.allowed) / max(self.allowed, 0.1)]
         if self.budget.max_bytes is not None:
             misses.append(max(0.0, found.bytes / self.budget.max_bytes - 1))

@@ -10,8 +10,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from architectures.settings import apply_settings, changed_settings
 from runtime.bench import DEFAULT_PAST, bench, bundle_variant
@@ -32,6 +35,7 @@ from .quantizers.scheme import Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
+_LAUNCHES = 3, 6  # the latter if the machine was disturbed
 _LAUNCH_SECONDS = 2.0  # for each bundle; calls of 30 ms take all 35 rounds in it
 _TOLERANCE_MARGIN = 2.0
 MIXED = "mixed"  # the precision of a bundle that several schemes made
@@ -45,6 +49,7 @@ class Quality:
     measure: Callable[[Bundle], float]
     data: str  # what it is measured on, for the report
     details: Callable[[Bundle], str] | None = None  # further figures of a bundle that was measured
+    samples: str = ""  # tells the data from others of the same name
 
 
 @dataclass(frozen=True)
@@ -239,11 +244,13 @@ def write_made(bundle: Bundle, made: Made, report: QuantizeReport, target: str |
 
 def _fine_tuning_advice(bundle: Bundle, report: QuantizeReport) -> str:
     """What to try after a loss of quality, if the network comes from a run that was not trained for this scheme yet."""
-    from .fake_quantization import AWARE  # needs torch, which nothing else here does
+    from .fake_quantization import AWARE, STATIC  # needs torch, which nothing else here does
 
     sources = [step.get("source", {}) for step in bundle.manifest.lineage if step["step"] == "export"]
     if report.drop <= report.max_drop or report.scheme not in AWARE or not sources or sources[0].get("kind") != "run":
         return ""
+    if report.scheme == STATIC and scheme_for(STATIC, bundle.manifest) is not SCHEMES[STATIC]:
+        return ""  # on tokens: training knows of weights alone there
     if sources[0]["recipe"]["training"].get("quantize") == report.scheme:
         return "Its run was fine-tuned for this scheme; more epochs may help (--set epochs=N). "
     command = f"edgekit train RUN --quantize {report.scheme} -o NEW"
@@ -379,12 +386,12 @@ def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads:
     names = [f"candidate {number}" for number, _ in enumerate(after)]
     bundles = [("original", before), ("control", before), *zip(names, after, strict=True)]
     variants = [bundle_variant(bundle.root, name=name, threads=threads, past=past_of(bundle)) for name, bundle in bundles]
-    for launches in (3, 6):
+    for launches in _LAUNCHES:
         seconds = _LAUNCH_SECONDS * len(variants)
         report = bench(variants, batches=(batch,), threads=threads, launches=launches, seconds=seconds)
         noise, *ratios = (ratio for name in ("control", *names) if (ratio := report.timing(name, batch).ratio) is not None)
         if 1 / NOISE_CEILING < noise.median < NOISE_CEILING and not any(map(_is_undecided, ratios)):
-            break  # otherwise the machine was disturbed: once more, for longer
+            break
     before_us = report.timing("original", batch).latency.median
     return [  # by the paired ratio: medians alone drift
         Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads) for ratio in ratios
@@ -406,8 +413,10 @@ def _tolerance(candidate: Bundle, scheme: str) -> dict[str, dict[str, Tolerance]
         session = sessions[entry.graph]
         actual = specified(session.signature.states, session.run(inputs))
         for name, reference in expected.items():
-            known = errors.setdefault(entry.graph, {})
-            known[name] = max(known.get(name, 0.0), max_error(actual[name], reference))
+            known, error = errors.setdefault(entry.graph, {}), max_error(actual[name], reference)
+            if not isfinite(error) and np.isfinite(reference).all():
+                raise QuantizationRefused(f"{scheme} answers with NaN or infinity in {name!r} where the original gives numbers")
+            known[name] = max(known.get(name, 0.0), error)
     derived = f"{_TOLERANCE_MARGIN:g} x the largest error of {scheme} against the goldens when it was made"
     return {
         graph: {

@@ -98,13 +98,13 @@ def convert_parts(
 def _joined(
     models: Mapping[str, onnx.ModelProto], decisions: Mapping[str, Mapping[str, NodeDecision]]
 ) -> dict[str, NodeDecision]:
-    """The sums with a bias that an earlier part has made part of the product before them: nothing is left to quantize."""
+    """What an earlier part has made part of another node, as a bias of the product before it: nothing is left to quantize."""
     found = {}
     for name, of_graph in decisions.items():
         present = {node.name for node in models[name].graph.node}
         for label, decision in of_graph.items():
-            if decision.quantized and decision.operator == "Add" and decision.node not in present:
-                reason = "part of the product before it"
+            if decision.quantized and decision.node not in present:
+                reason = "part of the product before it" if decision.operator == "Add" else "part of the layer that reads it"
                 found[label] = replace(decision, node=label, quantized=False, reason=reason, scheme=None)
     return found
 
@@ -144,11 +144,10 @@ def _with_part(
     remarks: dict[str, Remark] = {}
     for name, model in models.items():
         source = DECODER if name == MANY else name
-        quantized = [decision for decision in decisions[source].values() if decision.quantized]
+        present = {node.name for node in model.graph.node}
+        quantized = [decision for decision in decisions[source].values() if decision.quantized and decision.node in present]
         if not quantized:
             continue
-        missing = {decision.node for decision in quantized} - {node.name for node in model.graph.node}
-        assert not missing, f"{sorted(missing)} went away before {scheme.name} came to them"
         labels = {decision.node: label for label, decision in decisions[source].items()}
         request = Request(
             model=model,

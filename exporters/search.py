@@ -16,6 +16,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ _ALONE_IN_FINALS = 3
 _WORTH_STORING = 0.01  # of all weights
 _HARDLY_SMALLER = 0.9  # of the original's size: a scheme that takes so little is not tried with other settings
 _NARROW = 32  # channels: convolutions with fewer are often slower in int8
+_WANTS_SAMPLES = "it needs samples to calibrate on; pass them with --data"
 _LAST = 3.0  # candidates' worth of time that the last race of one takes
 _VARIED: dict[str, tuple[dict[str, Any], ...]] = {  # settings tried when a scheme's own miss the budget of quality
     "int8-static": ({"ranges": "percentile"}, {"ranges": "mse"}),
@@ -99,7 +101,7 @@ def search(
     budget = budget or Budget()
     size = timed_batch(bundle) if batch is None else batch
     setting = Setting(bundle, quality, calibration, size, threads, budget.for_size)
-    laboratory = Laboratory(setting, journal=Path(f"{target}.search.json"), seconds=seconds, progress=progress)
+    laboratory = Laboratory(setting, journal=_journal_of(target), seconds=seconds, progress=progress)
     searcher = _Searcher(laboratory, budget, progress)
     try:
         searcher.run()
@@ -112,6 +114,13 @@ def search(
         laboratory.close()
     laboratory.forget()
     return report
+
+
+def _journal_of(target: str | Path) -> Path:
+    """Beside the output, or as near to it as there is a folder: a search that is refused makes none."""
+    path = Path(target).absolute()
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    return folder / f"{path.name}.search.json"
 
 
 class _Searcher:
@@ -154,7 +163,10 @@ class _Searcher:
     def _applicable(self) -> list[str]:
         """A decoder reads all its weights for every token, and fewer bytes are what makes it faster."""
         order = _LIKELIEST_OF_DECODERS if DECODER in self._bundle.manifest.graphs else _LIKELIEST_FIRST
-        return [name for name in order if not self._scheme(name).needs_calibration or self._calibration is not None]
+        return [name for name in order if not self._lacks_samples(name)]
+
+    def _lacks_samples(self, name: str) -> bool:
+        return self._scheme(name).needs_calibration and self._calibration is None
 
     def _further(self, scheme: Scheme, found: Measured) -> Iterator[Mapping[str, Any]]:
         if found.problem is not None or found.bytes > _HARDLY_SMALLER * self._bundle.graph_bytes:
@@ -305,12 +317,12 @@ class _Searcher:
                 }
                 quick = replace(setting.quality, details=None)
                 raced += [(entry.tried, self._report(entry, quick)) for entry in entries.values()]
-                passed = [tried for tried, report in raced if report]
-                if passed:
-                    winner = entries[self._preference.ranked(passed)[0][0].key]
+                for winner in self._winners(raced, entries):
                     report = self._report(winner, setting.quality)
-                    write_made(setting.bundle, winner.made, report, target, force=force)
-                    return self._search_report(winner.tried[0], report, [tried[1] for tried, _ in raced])
+                    if report:
+                        write_made(setting.bundle, winner.made, report, target, force=force)
+                        return self._search_report(winner.tried[0], report, [tried[1] for tried, _ in raced])
+                    raced = [(tried, report if tried[0].key == winner.tried[0].key else known) for tried, known in raced]
         if not raced:
             raise QuantizationRefused(self._nothing_fits())
         nearest = min(raced, key=lambda item: self._preference.miss(item[0][1], self._laboratory.original_us))
@@ -318,6 +330,16 @@ class _Searcher:
             f"nothing of {len(raced)} passed the last race; the nearest miss is {nearest[0][0].label}: "
             f"{'; '.join(nearest[1].refusals)}. Measured: {nearest[1].figures()}"
         )
+
+    def _winners(self, raced: list[tuple[Tried, QuantizeReport]], entries: Mapping[str, _Entry]) -> Iterator[_Entry]:
+        """Those that passed, the best first, each with the quality of what will be written: the search measured another build,
+        perhaps in an earlier process."""
+        quality = self._laboratory.setting.quality
+        for candidate, found in self._preference.ranked([tried for tried, report in raced if report]):
+            entry = entries[candidate.key]
+            score = quality.measure(entry.made.bundle)
+            drop = quality.metric.drop(self._laboratory.score, score)
+            yield replace(entry, tried=(candidate, replace(found, score=score, drop=drop)))
 
     def _finals(self) -> Iterator[list[Tried]]:
         """The best, with every scheme alone that may be the best of those; if none of them passes, the other schemes alone."""
@@ -369,10 +391,15 @@ class _Searcher:
     def _problems(self) -> str:
         """Each problem once, with the candidates that met it."""
         met: dict[str, list[str]] = {}
-        for candidate, found in self._laboratory.results.values():
-            problem = (found.problem or "").removeprefix(f"{candidate.parts[0].scheme} ")
+        for found in self._tried():
+            problem = (found.problem or "").removeprefix(f"{found.label.partition(' ')[0]} ")
             met.setdefault(problem, []).append(found.label)
         return "; ".join(f"{', '.join(labels)}: {problem}" for problem, labels in met.items())
+
+    def _tried(self) -> tuple[Measured, ...]:
+        """All that was measured, and what could not be for want of samples."""
+        left = [Measured(name, problem=_WANTS_SAMPLES) for name in _LIKELIEST_FIRST if self._lacks_samples(name)]
+        return *(found for _, found in self._laboratory.results.values()), *left
 
     def _untried(self) -> tuple[str, ...]:
         """Schemes that time was up before."""
@@ -382,7 +409,7 @@ class _Searcher:
         return () if self._complete else tuple(name for name in self._applicable() if name not in begun)
 
     def _search_report(self, chosen: Candidate, report: QuantizeReport, raced: Sequence[Measured]) -> SearchReport:
-        tried = tuple(found for _, found in self._laboratory.results.values())
+        tried = self._tried()
         nodes = tuple(replace(node, reason=self._reason(node)) for node in report.nodes)
         parts = tuple(
             {"scheme": part.scheme, "settings": asdict(part.settings), "nodes": None if part.nodes is None else len(part.nodes)}
@@ -434,7 +461,7 @@ def _fewest_to_leave_out(errors: Sequence[float], share: float) -> int:
 
 def front(tried: Sequence[Measured]) -> tuple[str, ...]:
     """Those that nothing beats in one of size, latency and drop without losing in another."""
-    ran = [found for found in tried if found.problem is None]
+    ran = [found for found in tried if found.problem is None and isfinite(found.drop)]
 
     def beats(one: Measured, other: Measured) -> bool:
         ours, theirs = ((item.bytes, item.ratio.median, item.drop) for item in (one, other))

@@ -22,6 +22,7 @@ from .explain import reason_of as reason_of
 from .exportable import GraphSource
 from .graph import SMALL_WEIGHT, clean, fold_weights, rename_outputs
 from .recurrent_operators import recurrent_modules_as_operators
+from .translations import translations_read_once
 
 DEFAULT_OPSET = 20  # 23 and later use the Attention operator, which onnxruntime's CPU kernel rejects for some masks
 
@@ -38,6 +39,7 @@ def trace(graph: GraphSource, name: str, *, opset: int) -> torch.onnx.ONNXProgra
         contextlib.redirect_stderr(io.StringIO()),
         contextlib.redirect_stdout(io.StringIO()),
         recurrent_modules_as_operators(),
+        translations_read_once(),
     ):
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable

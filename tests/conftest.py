@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,15 @@ def one_thread() -> None:
         import torch
 
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_races() -> Iterator[None]:
+    """Of quantized candidates: tests ask that there is one, not who wins it, and on a busy machine each would be run again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exporters.quantize._LAUNCHES", (1,))
+        patch.setattr("exporters.quantize._LAUNCH_SECONDS", 0.1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -53,8 +53,9 @@ _RACED = ("label", "bytes", "ratio", "drop")
 _LARGEST = 150_000_000  # parameters: exporting more, with its proof in float64, takes more memory than 24 GB
 _SMALL = 2_000_000  # parameters: networks that are fastest on one thread
 _MINUTES = 40  # for one step
+_NOT_MEASURED = "not measured: "
 _SECONDS = 120, 600  # for auto, on networks below and above
-_LONG = 40_000_000  # parameters
+_LONG = 26_000_000  # parameters
 
 Cell = dict[str, Any]
 
@@ -62,9 +63,8 @@ Cell = dict[str, Any]
 def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known: dict[str, Cell]) -> None:
     """Fill in the cells of one architecture."""
     if CATALOG[name].parameters() > _LARGEST:
-        reason = (
-            f"not measured: {CATALOG[name].parameters():,} parameters; this page ends at {_LARGEST:,}, for its hours and memory"
-        )
+        count = f"{CATALOG[name].parameters():,} parameters"
+        reason = f"{_NOT_MEASURED}{count}; this page ends at {_LARGEST:,}, for its hours and memory"
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     bundle, trained = _bundle(name, work, runs)
@@ -72,7 +72,7 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
         known |= {f"{name}/{scheme}": {"reason": bundle} for scheme in schemes}
         return
     if (twin := _twin(name, bundle, work)) is not None:
-        reason = f"not measured: its batch norms are folded, and what is left is the graph of {twin}; see there"
+        reason = f"{_NOT_MEASURED}its batch norms are folded, and what is left is the graph of {twin}; see there"
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     threads = 1 if CATALOG[name].parameters() < _SMALL else available_cpus()
@@ -204,8 +204,15 @@ def page(record: dict[str, Any]) -> str:
         "Architectures in every scheme. Written by `make quantization-matrix`; the figures are in",
         "[quantization.json](quantization.json). Size and latency are ratios to the optimized fp32",
         "bundle, latency at batch 1 (a decoder: one token) with its 95 % interval. *Trained* networks are judged by their",
-        "task's metric on held-out data; the others have fresh weights and are compared with their own fp32 answers,",
-        "which is harder on them than a task is.",
+        "task's metric on held-out data; the others have fresh weights and are compared with their own fp32 answers by",
+        "[agreement or likelihood](guide.md#how-quantization-is-judged); agreement is harder on them than a task is.",
+        "",
+        "The schemes alone ran one race, `auto` another one, with `--time 120` or, above 26 million parameters, 600; an",
+        "interval covers its own race only, and another hour gives other figures. A ratio a little above one is kept where the",
+        "machine's noise in that race reached as far. *fp16, stored* is fp16 with `arithmetic=float32`; `block`, `head` and",
+        "other settings are in the [guide](guide-quantize.md); *without 2 nodes* means that these stayed in float32 or went",
+        "to the scheme after the plus.",
+        "",
         f"Measured on {machine['cpu']}, {record['threads']} threads (networks of less than two million parameters, which are",
         f"fastest so: one), onnxruntime {machine['onnxruntime']}.",
         "",
@@ -215,13 +222,26 @@ def page(record: dict[str, Any]) -> str:
     lines += _auto_lines(record["cells"])
     for name in CATALOG:
         cells = {scheme: record["cells"][f"{name}/{scheme}"] for scheme in SCHEMES if f"{name}/{scheme}" in record["cells"]}
-        if not cells:
+        if not cells or _why_not_measured(cells):
             continue
         trained = ", trained" if any(cell.get("trained") for cell in cells.values()) else ""
         lines += [f"## {name}{trained}", "", "| scheme | size | latency | metric | verdict |", "|---|---|---|---|---|"]
         lines += [_row(scheme, cell) for scheme, cell in cells.items()]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_left_out(record["cells"])])
+
+
+def _left_out(cells: dict[str, Cell]) -> list[str]:
+    found = {name: _why_not_measured({s: cells[k] for s in SCHEMES if (k := f"{name}/{s}") in cells}) for name in CATALOG}
+    rows = [f"- {name}: {reason}" for name, reason in found.items() if reason]
+    return ["## Not measured, in any scheme", "", *rows, ""] if rows else []
+
+
+def _why_not_measured(cells: dict[str, Cell]) -> str | None:
+    """The reason, if it is one for all."""
+    reasons = {cell["reason"] for cell in cells.values()}
+    reason = reasons.pop() if len(reasons) == 1 else ""
+    return reason.removeprefix(_NOT_MEASURED) if reason.startswith(_NOT_MEASURED) else None
 
 
 def auto_and_alone(cells: dict[str, Cell]) -> dict[str, tuple[Cell, Cell | None]]:
@@ -245,7 +265,10 @@ def _auto_lines(cells: dict[str, Cell]) -> list[str]:
     ]
     if not rows:
         return []
-    what = "The fastest within the budget, of those as fast (within 3 %) the smallest. Bytes, and latency to fp32's."
+    what = (
+        "The fastest within the budget, of those as fast (within 3 %, or 10 % where intervals overlap) the smallest. "
+        "Bytes, and latency to fp32's."
+    )
     head = ["| | chosen | the best scheme alone | chosen is |", "|---|---|---|---|"]
     return ["## What auto chooses, and the best scheme alone", "", what, "", *head, *rows, ""]
 
@@ -281,7 +304,7 @@ def _compared(chosen: Cell, best: Cell) -> str:
 def _row(scheme: str, cell: Cell) -> str:
     reason = " ".join(str(cell["reason"]).split()).replace("|", "\\|")
     if "size_ratio" not in cell:
-        return f"| {scheme} | – | – | – | {'' if reason.startswith('not measured') else 'refused: '}{reason} |"
+        return f"| {scheme} | – | – | – | refused: {reason} |"
     ratio = cell["latency_ratio"]
     interval = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
     unit = f" {cell['unit']}" if cell["unit"] else ""

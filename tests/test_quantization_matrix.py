@@ -17,11 +17,9 @@ def test_the_pages_are_what_the_record_says() -> None:
     assert f"{matrix.short_table(RECORD)}<!-- up to here -->" in matrix.GUIDE.read_text(encoding="utf-8")
 
 
-def test_every_cell_is_of_the_catalogue_and_has_figures_or_a_reason() -> None:
+def test_every_architecture_has_figures_or_a_reason_in_every_scheme() -> None:
+    assert set(RECORD["cells"]) == {f"{name}/{scheme}" for name in CATALOG for scheme in matrix.SCHEMES}
     for key, cell in RECORD["cells"].items():
-        name, _, scheme = key.partition("/")
-        assert name in CATALOG
-        assert scheme in matrix.SCHEMES
         assert cell["reason"] or cell["kept"], key
         assert "size_ratio" in cell or cell["reason"], key
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 import click
@@ -22,7 +23,16 @@ def note(text: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=1, default=str))
+    click.echo(json.dumps(_finite(document), indent=1, default=str))
+
+
+def _finite(value: Any) -> Any:
+    """With null for NaN and infinities, which JSON does not have."""
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

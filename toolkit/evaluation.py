@@ -19,8 +19,9 @@ from runtime.feeds import batch_axis_of
 from runtime.metrics import METRICS
 from runtime.model import as_batch
 from runtime.session import Session
+from runtime.signature import GraphSignature
 
-from .data.arrays import load_feeds, read_arrays
+from .data.arrays import load_samples, read_arrays
 from .data.catalog import DATASETS, load_data, load_path
 from .data.dataset import Dataset, DataSettings, split
 from .opening import takes_text
@@ -94,7 +95,7 @@ def predict_all(bundle: Bundle, inputs: NDArray[Any], *, device: str = "cpu", th
     spec = graph.signature.inputs[0]
     name = graph.signature.outputs[0].name
     rows = as_batch(spec, inputs)
-    return np.concatenate([session.run({spec.name: part})[name] for part in _parts(rows, _row_limit(bundle))])
+    return np.concatenate([session.run({spec.name: part})[name] for part in _parts(bundle, rows, _BATCH)])[: len(rows)]
 
 
 def data_for(bundle: Bundle, path: str | None) -> BundleData | None:
@@ -148,12 +149,13 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
             lambda variant: metric.compute(predict_all(variant, found.test.inputs), found.test.targets),
             found.description,
         )
-        at_once = _rows_at_once(bundle, rows)
-        return quality, lambda graph: ({spec.name: part} for part in _parts(rows, at_once))
+        at_once = _fitting(len(rows), rows.nbytes)  # fewer where they are large: what is looked at of them is larger still
+        return quality, lambda graph: ({spec.name: part} for part in _parts(bundle, rows, at_once))
     if path is None:
         goldens = [inputs for _, inputs, _ in bundle.goldens()]
         return _agreement(bundle, goldens, "the goldens' inputs"), (lambda graph: iter(goldens)) if _is_fresh(bundle) else None
-    batches = list(_feed_parts(bundle, load_feeds(Path(path), bundle.graph()[1].signature)))
+    signature = bundle.graph()[1].signature
+    batches = list(_feed_parts(signature, load_samples(Path(path), signature)))
     if not batches:
         raise DataError(f"{path} holds no samples; pass --data with one or more")
     return _agreement(bundle, batches, f"the samples of {Path(path).name}"), lambda graph: iter(batches)
@@ -170,9 +172,15 @@ def _agreement(bundle: Bundle, batches: list[dict[str, NDArray[Any]]], where: st
     reference = _outputs(bundle, batches)
     metric = METRICS["tensors"]
 
+    def compared(values: NDArray[Any], expected: NDArray[Any]) -> float:
+        """Of the numbers; what masks make infinite has to be so again."""
+        finite = np.isfinite(expected)
+        same = np.array_equal(values[~finite], expected[~finite], equal_nan=True)
+        return metric.compute(values[finite], expected[finite]) if same else float("nan")
+
     def measure(variant: Bundle) -> float:
-        """Agreement of the output that agrees least."""
-        return min(metric.compute(values, reference[name]) for name, values in _outputs(variant, batches).items())
+        """Agreement of the output that agrees least; NaN if any has become so."""
+        return float(np.min([compared(values, reference[name]) for name, values in _outputs(variant, batches).items()]))
 
     return Quality(metric, measure, f"{where}, against fp32")
 
@@ -218,9 +226,18 @@ def _spread(rows: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, rows - 1, min(rows, _CALIBRATION_ROWS)).astype(np.int64))
 
 
-def _feed_parts(bundle: Bundle, feeds: dict[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Feeds cut into batches along the batch axis; whole if the graph has none."""
-    signature = bundle.graph()[1].signature
+def _feed_parts(signature: GraphSignature, feeds: dict[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Feeds cut into batches along the batch axis, or to the size of a fixed one; whole if the graph has none."""
+    fixed = _fixed_batch(signature, feeds)
+    if fixed is not None:
+        count = max(len(array) for array in feeds.values() if array.ndim)
+        for start in range(0, count, fixed):
+            rows = np.minimum(np.arange(start, start + fixed), count - 1)  # the last one fills it up
+            part = {name: array[rows] if array.ndim else array for name, array in feeds.items()}
+            signature.check_feeds(part)
+            yield part
+        return
+    signature.check_feeds(feeds)
     axis_name = batch_axis_of(signature)
     if axis_name is None:
         yield feeds
@@ -233,22 +250,24 @@ def _feed_parts(bundle: Bundle, feeds: dict[str, NDArray[Any]]) -> Iterator[dict
         yield {name: np.take(array, rows, axis=axes[name]) if name in axes else array for name, array in feeds.items()}
 
 
-def _row_limit(bundle: Bundle) -> int:
-    first = bundle.graph()[1].signature.inputs[0].shape[0]
-    return first if isinstance(first, int) else _BATCH
+def _fixed_batch(signature: GraphSignature, feeds: dict[str, NDArray[Any]]) -> int | None:
+    """The rows that a graph of fixed sizes takes, if all its inputs have so many, and all arrays equally many others."""
+    sizes = {spec.shape[0] for spec in signature.inputs if spec.shape}
+    counts = {len(array) for array in feeds.values() if array.ndim}
+    size = sizes.pop() if len(sizes) == len(counts) == 1 else None
+    return size if isinstance(size, int) and size > 0 and counts != {size} else None
 
 
-def _rows_at_once(bundle: Bundle, rows: NDArray[Any]) -> int:
-    """To calibrate on: fewer where they are large, as the activations that are looked at are then larger still."""
+def _parts(bundle: Bundle, rows: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    """Up to so many rows each; of a fixed batch as many as it takes, the last row again and again where there are no more."""
     first = bundle.graph()[1].signature.inputs[0].shape[0]
-    return first if isinstance(first, int) else _fitting(len(rows), rows.nbytes)
+    at_once = first if isinstance(first, int) else size
+    for start in range(0, len(rows), at_once):
+        part = rows[start : start + at_once]
+        missing = at_once - len(part) if isinstance(first, int) else 0
+        yield np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
 
 
 def _fitting(rows: int, size: int) -> int:
     """How many of so many rows, of so many bytes together, make a batch."""
     return max(1, min(_BATCH, _CALIBRATION_BYTES * rows // max(1, size)))
-
-
-def _parts(rows: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def quantize_path(
             on_text = ", ".join(name for name in SCHEMES if scheme_for(name, bundle.manifest).takes_text)
             refuse_text(bundle, scheme, f"use a scheme for text: {on_text}")
         quality, calibration = quality_for(bundle, data)
+        quality = replace(quality, samples=_state_of(data))
         budget = limits.budget(bundle)
         common: dict[str, Any] = {
             "quality": quality,
@@ -97,3 +99,12 @@ def quantize_path(
             return search(bundle, output, seconds=seconds, force=force, progress=progress, **common)
         chosen: dict[str, Any] = {"only": only, "exclude": exclude, "settings": parse_settings(settings)}
         return quantize(bundle, output, scheme=scheme, force=force, progress=progress, **chosen, **common)
+
+
+def _state_of(data: str | None) -> str:
+    """Changes when a file of the user's data does."""
+    if data is None:
+        return ""
+    files = sorted(file for file in (Path(data), *Path(data).rglob("*")) if file.is_file())
+    listed = "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    return hashlib.sha256(listed.encode()).hexdigest()

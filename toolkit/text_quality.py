@@ -33,13 +33,13 @@ _METRICS = {  # task → its metric, and what it is called among those that are 
 def quality_on_texts(bundle: Bundle, path: str | None) -> Quality | None:
     """None where there is nothing to read: no tokenizer, no metric for the task, or, without a path, no data at hand."""
     manifest = bundle.manifest
+    if path is not None and not manifest.tokenizers:
+        raise OptionError(
+            f"--data: {bundle.root.name} has no tokenizer to read texts with; leave it out: quality is then measured on the "
+            "network's own answers"
+        )
     if manifest.task not in _METRICS or not manifest.tokenizers:
-        if path is not None:
-            raise OptionError(
-                f"--data: {bundle.root.name} has {'no metric for its task' if manifest.tokenizers else 'no tokenizer'} to read "
-                "texts with; leave it out: quality is then measured on the network's own answers"
-            )
-        return None
+        return None  # such texts calibrate, and quality is agreement with fp32
     try:
         texts, where = text_for(bundle, path)
     except (OptionError, DataError):

@@ -25,7 +25,15 @@ from .integer_biases import with_integer_biases
 from .quiet import quiet
 from .ranges import Range
 from .scheme import Request, Scheme
-from .static_settings import StaticSettings, flat_products, observed, output_axis, ranges_for, reduced_products
+from .static_settings import (
+    StaticSettings,
+    flat_products,
+    observed,
+    output_axis,
+    ranges_for,
+    reduced_products,
+    why_not_by_weights,
+)
 
 _OPERATORS = ("MatMul", "Gemm", "Conv")
 _JOINING = ("Add", "Concat")  # of branches: in int8 where all of them are
@@ -127,5 +135,6 @@ SCHEME = Scheme(
     operators=_OPERATORS,
     needs_calibration=True,
     apply=apply,
+    why_not=why_not_by_weights,
     settings=StaticSettings(),
 )

@@ -26,13 +26,14 @@ _COLUMNS = 1024  # at once
 Array = NDArray[Any]
 
 
-def quantize_weight(weight: Array, largest: int, axis: int | None) -> tuple[Array, Array]:
-    """int8 numbers of -largest … largest and their scales: one, or one for each place of `axis`."""
+def quantize_weight(weight: Array, largest: int, axis: int | None, least: Array | float = 0) -> tuple[Array, Array]:
+    """int8 numbers of -largest … largest and their scales of at `least` so much: one, or one for each place of `axis`."""
     others = None if axis is None else tuple(set(range(weight.ndim)) - {axis})
-    scales = np.asarray(np.abs(weight).max(axis=others, keepdims=True) / largest, np.float32)
-    scales[scales == 0] = 1
-    numbers = np.clip(np.rint(weight / scales), -largest, largest).astype(np.int8)
-    return numbers, scales.reshape(() if axis is None else -1)
+    needed = np.abs(weight).max(axis=others) / largest
+    scales = np.asarray(np.maximum(needed, least if needed.ndim else np.max(least)), np.float32)
+    scales = np.where(scales == 0, np.float32(1), scales)
+    wide = scales if others is None else np.expand_dims(scales, others)
+    return np.clip(np.rint(weight / wide), -largest, largest).astype(np.int8), scales
 
 
 def activation_numbers(low: float, high: float) -> tuple[np.float32, int]:

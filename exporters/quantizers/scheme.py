@@ -21,6 +21,7 @@ REDUCED_RANGE = True
 FEWEST_WEIGHTS = 1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
 _MATRIX_PRODUCTS = ("Gemm", "MatMul")
 HALVES = ("fp16", "bf16")  # schemes that convert no input
+_FIRST_WITHOUT = 4  # the IR version from which on a weight need not be an input too
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the float32 weights
@@ -104,7 +105,7 @@ class Scheme:
 
 def quantizable(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which every node has a unique name, which quantizers pick it by, and weights that some exporters write as
-    Constant nodes are initializers, where quantizers look for them."""
+    Constant nodes are initializers, where quantizers look for them. None of these is an input too, as in old files."""
     copied = copy_of(model)
     seen: set[str] = set()
     for index, node in enumerate(copied.graph.node):
@@ -117,6 +118,10 @@ def quantizable(model: onnx.ModelProto) -> onnx.ModelProto:
             copied.graph.initializer.add().CopyFrom(tensor)
             copied.graph.initializer[-1].name = node.output[0]
             copied.graph.node.remove(node)
+    weights = {tensor.name for tensor in copied.graph.initializer}
+    for value in [value for value in copied.graph.input if value.name in weights]:
+        copied.graph.input.remove(value)
+        copied.ir_version = max(copied.ir_version, _FIRST_WITHOUT)
     return copied
 
 

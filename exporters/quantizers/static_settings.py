@@ -14,7 +14,7 @@ from ..calibration import Activations, Statistics
 from ..wiring import attribute
 from .ranges import METHODS, MINMAX, PERCENTILE, Range, ranges_of
 from .saturation import EXACT, FULL, can_saturate, kernel_rows, quantize_weight
-from .scheme import Remark, Request
+from .scheme import Remark, Request, Shapes
 
 _USUAL_PERCENTILE = 99.99
 TYPES = ("u8s8", "s8s8")
@@ -62,6 +62,10 @@ def ranges_for(settings: StaticSettings, found: Mapping[str, Activations]) -> di
 def flat_products(products: Iterable[onnx.NodeProto], found: Mapping[str, Activations]) -> frozenset[str]:
     """The names of those whose input has two axes."""
     return frozenset(node.name for node in products if node.op_type != "Conv" and found[node.input[0]].axes == 2)
+
+
+def why_not_by_weights(node: onnx.NodeProto, shapes: Shapes) -> str | None:
+    return None if node.input[1] in shapes else "only products by constant weights, on the right, have a quantized form"
 
 
 def output_axis(node: onnx.NodeProto) -> int:

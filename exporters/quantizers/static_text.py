@@ -32,6 +32,7 @@ from .weights import digest_of, prepare, rows_of
 from .weights import why_not as why_not_blocks
 
 _OPERATORS = ("MatMul", "Gemm", "Conv", "Gather")
+_LARGEST = 1 << 30  # a bias, in steps of both scales: 32 bits hold it
 
 
 def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
@@ -112,13 +113,18 @@ class _Writer:
         """With its result quantized too: onnxruntime has no integer convolution that gives floats."""
         x, weight, *rest = node.input
         y, result = node.output[0], f"{node.output[0]}.convolution"
-        largest = REDUCED if node.name in self._reduced else FULL
-        kept = self._keep(f"{weight}.{largest}", self._array(weight), largest, 0)
-        nodes = [*self._activation(x), *self._dequantized(kept, kept, f"{kept}.multiplied", 0)]
+        added = self._array(rest[0]) if rest and rest[0] else np.zeros(1, np.float32)
+        nodes = self._activation(x)
+        step = self.weights[f"{x}.scale"]
+        kept = f"{weight}.{node.name}"  # another may read the weight and add another bias
+        self._keep(
+            kept, self._array(weight), REDUCED if node.name in self._reduced else FULL, 0, np.abs(added) / step / _LARGEST
+        )
+        nodes += self._dequantized(kept, kept, f"{kept}.multiplied", 0)
         inputs = [f"{x}.dequantized", f"{kept}.multiplied"]
         if rest and rest[0]:
-            bias, scale = f"{node.name}.bias", self.weights[f"{x}.scale"] * self.weights[f"{kept}.scale"]
-            self.weights |= {bias: np.rint(self._array(rest[0]) / scale).astype(np.int32), f"{bias}.scale": scale}
+            bias, scale = f"{node.name}.bias", step * self.weights[f"{kept}.scale"]
+            self.weights |= {bias: np.rint(added / scale).astype(np.int32), f"{bias}.scale": scale}
             axis = {"axis": 0} if scale.ndim else {}
             nodes.append(helper.make_node("DequantizeLinear", [bias, f"{bias}.scale"], [f"{bias}.added"], **axis))
             inputs.append(f"{bias}.added")
@@ -172,8 +178,8 @@ class _Writer:
         by_axis = {"axis": axis} if self.weights[f"{scales}.scale"].ndim else {}
         return [helper.make_node("DequantizeLinear", [numbers, f"{scales}.scale", f"{scales}.zero"], [result], **by_axis)]
 
-    def _keep(self, name: str, weight: Array, largest: int, axis: int) -> str:
-        numbers, scales = quantize_weight(weight, largest, axis if self._by_channel else None)
+    def _keep(self, name: str, weight: Array, largest: int, axis: int, least: Array | float = 0) -> str:
+        numbers, scales = quantize_weight(weight, largest, axis if self._by_channel else None, least)
         self.weights |= {name: numbers, f"{name}.scale": scales, f"{name}.zero": np.zeros(scales.shape, np.int8)}
         return name
 

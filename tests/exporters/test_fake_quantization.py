@@ -115,7 +115,9 @@ def test_what_a_network_has_not_for_a_scheme_is_told() -> None:
         attach(nn.Linear(8, 8), "int8-static")
     with pytest.raises(OptionError, match="nothing to train for; its weights are kernels, which int8-static takes"):
         attach(nn.Conv2d(8, 8, 3), "int4-weights")
-    with pytest.raises(OptionError, match="int8-static is not for networks on text; use one of int4-weights, int8-weights"):
+    with pytest.raises(
+        OptionError, match="no network on text is trained for int8-static; train it for one of int4-weights, int8-weights"
+    ):
         attach(build("gpt"), "int8-static")
 
 

@@ -180,6 +180,7 @@ def test_a_race_that_tells_nothing_is_run_again_for_longer(
         return SimpleNamespace(timing=lambda name, batch: SimpleNamespace(ratio=ratios[name], latency=Estimate(9.0, 8.0, 10.0)))
 
     monkeypatch.setattr("exporters.quantize.bench", bench)
+    monkeypatch.setattr("exporters.quantize._LAUNCHES", (3, 6))
     (speed,) = measure_speeds(wide, [wide], 1, 1)
     assert run == [3, 6][:races]
     assert (speed.ratio, speed.noise) == (candidate, control)

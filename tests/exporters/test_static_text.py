@@ -305,13 +305,26 @@ def test_a_flat_product_with_its_bias_is_one_integer_product_when_loaded(types: 
     assert 0 < error < 0.02
 
 
-def test_a_bias_that_32_bits_cannot_hold_stays_as_it_is() -> None:
+def with_tiny(weight: str) -> onnx.ModelProto:
     model = quantizable(convolution_on_tokens())
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    stored["G"].CopyFrom(numpy_helper.from_array(1e-12 * numpy_helper.to_array(stored["G"]), "G"))
+    stored = next(tensor for tensor in model.graph.initializer if tensor.name == weight)
+    stored.CopyFrom(numpy_helper.from_array(1e-12 * numpy_helper.to_array(stored), weight))
+    return model
+
+
+def test_a_bias_that_32_bits_cannot_hold_stays_as_it_is() -> None:
+    model = with_tiny("G")
     small = ON_TOKENS.apply(Request(model, ("gemm",), (), True, tokens, ON_TOKENS.settings))
     assert "b" in {tensor.name for tensor in small.graph.initializer}
     np.testing.assert_allclose(answer(small), answer(model), rtol=1e-5)
+
+
+@pytest.mark.parametrize("per_channel", ["yes", "no"])
+def test_a_convolution_with_weights_tiny_beside_its_bias_keeps_the_bias(per_channel: str) -> None:
+    model = with_tiny("K")
+    settings = apply_settings(ON_TOKENS.settings, {"per_channel": per_channel})
+    small = ON_TOKENS.apply(Request(model, ("kernel",), (), True, tokens, settings))
+    assert np.linalg.norm(answer(small) - answer(model)) < 0.01 * np.linalg.norm(answer(model))
 
 
 def test_an_eight_bit_weight_is_nearer_than_a_seven_bit_one() -> None:

@@ -108,7 +108,7 @@ def test_what_cannot_be_trained_for_leaves_no_directory(tmp_path: Path, text_fil
         loop.start(recipe(quantize="int3"), tmp_path / "x")
     with pytest.raises(OptionError, match="int4-weights has nothing to quantize in this network"):
         loop.start(Recipe("softmax").with_settings({"data.name": "digits", "quantize": "int4-weights"}), tmp_path / "x")
-    with pytest.raises(OptionError, match="int8-static is not for networks on text"):
+    with pytest.raises(OptionError, match="no network on text is trained for int8-static"):
         loop.start(recipe("gru", quantize="int8-static", **{"data.path": str(text_file), "window": 16}), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

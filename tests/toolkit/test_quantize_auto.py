@@ -60,6 +60,9 @@ def test_auto_writes_a_bundle_a_table_and_a_page(mlp: Path, tmp_path: Path, caps
     html = page.read_text()
     assert "<svg" in html
     assert "Every node" in html
+    assert "Time was up before everything had been tried, and these schemes not at all: int8-weights, " in html
+    assert run([*command, str(tmp_path / "r.bundle"), "--report", str(page)]) == 2
+    assert f"--report {page} already exists; choose another file, or pass --force" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.json"))
 
 

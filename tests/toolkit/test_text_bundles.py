@@ -139,6 +139,25 @@ def test_a_network_on_text_that_does_not_generate_is_judged_by_its_own_answers(
     assert run(["verify", str(tmp_path / "q.bundle")]) == 0
 
 
+def test_texts_calibrate_a_network_of_masked_text(
+    shared: Shared, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(folder: Path) -> None:
+        tiny = {"network.width": 16, "network.heads": 2, "network.layers": 1, "network.feedforward": 32}
+        train(recipe("bert", **tiny, **{"data.path": str(text_file), "window": 16}), folder / "run")
+        export(find_source(str(folder / "run")), folder / "bert.bundle")
+
+    monkeypatch.setattr("exporters.quantizers.scheme.FEWEST_WEIGHTS", 0)
+    bert = shared("tiny-trained-bert", make) / "bert.bundle"
+    command = ["quantize", str(bert), "--scheme", "int8-static", "--for-size", "--max-drop", "50", "--threads", "1", "--json"]
+    stored = []
+    for name, data in (("mine", ["--data", str(text_file)]), ("none", [])):
+        assert run([*command, "-o", str(tmp_path / f"{name}.bundle"), *data]) == 0
+        assert json.loads(capsys.readouterr().out)["metric_data"] == "the goldens' inputs, against fp32"
+        stored.append(Bundle.open(tmp_path / f"{name}.bundle").graph_path().read_bytes())
+    assert stored[0] != stored[1]  # other samples, other ranges
+
+
 def test_run_takes_named_arrays_of_one_graph_and_refuses_several(
     gpt: Path, seq2seq: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from architectures.run_directory import Run
 from runtime.errors import DataError, EdgekitError, OptionError, OutputExists, SourceError, UnknownName
+from toolkit.cli import run as command
 from toolkit.data.dataset import DataSettings, split
 from toolkit.data.diabetes import load as load_diabetes
 from toolkit.training import loop
@@ -127,19 +128,17 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["run.json", "checkpoint.safetensors"])
-def test_a_killed_process_resumes_to_the_same_bits(moment: str, tmp_path: Path) -> None:
-    recipe = load_recipe("lenet").with_settings({"epochs": 16, "threads": 1})
+def test_a_killed_process_resumes_to_the_same_bits(moment: str, trained: Callable[..., Path], tmp_path: Path) -> None:
+    whole = trained("lenet", epochs=16)
     process = start_training(tmp_path / "cut")
     wait_for(tmp_path / "cut" / moment)
     process.kill()
     process.wait()
-    result = edgekit("train", "--resume", "-o", tmp_path / "cut")
-    assert result.returncode == 0, result.stderr
-    torch.set_num_threads(1)
-    assert_equal_bits(run_all(recipe, tmp_path / "whole"), load_file(tmp_path / "cut" / "weights.safetensors"))
+    assert command(["train", "--resume", "-o", str(tmp_path / "cut")]) == 0
+    assert_equal_bits(*(load_file(folder / "weights.safetensors") for folder in (whole, tmp_path / "cut")))
 
 
-def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     process = start_training(tmp_path / "run")
     wait_for(tmp_path / "run" / "checkpoint.safetensors")
     process.send_signal(signal.SIGINT)
@@ -147,13 +146,12 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert f"edgekit train --resume -o {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
-    unfinished = edgekit("export", tmp_path / "run", "-o", tmp_path / "x.bundle")
-    assert unfinished.returncode == 2
-    assert "has not finished" in unfinished.stderr
-    assert edgekit("train", "--resume", "-o", tmp_path / "run").returncode == 0
-    again = edgekit("train", "--resume", "-o", tmp_path / "run")
-    assert again.returncode == 0
-    assert "already complete" in again.stderr
+    assert command(["export", str(tmp_path / "run"), "-o", str(tmp_path / "x.bundle")]) == 2
+    assert "has not finished" in capfd.readouterr().err
+    for expected in ("on test", "already complete"):
+        assert command(["train", "--resume", "-o", str(tmp_path / "run")]) == 0
+        said = capfd.readouterr()
+        assert expected in said.out + said.err
 
 
 def test_two_trainings_in_one_directory_are_refused(tmp_path: Path) -> None:

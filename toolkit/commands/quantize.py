@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,7 +41,7 @@ from . import options
 @click.option("--max-size", metavar="X", help="Largest result, e.g. 2MB, or 0.3x of the original.")
 @click.option("--max-latency", metavar="X", help="Longest call, e.g. 5ms, or 0.5x of the original's.")
 @click.option("--time", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="auto: stop trying after so long.")
-@click.option("--report", metavar="FILE", help="auto: write what was tried, with a plot, as an HTML page.")
+@click.option("--report", metavar="FILE", help="auto: write what was tried, with a plot, as an HTML page; not after a refusal.")
 @click.option(
     "--for-size", is_flag=True, help="Keep a result that is slower, and no second form of a decoder: only size matters."
 )
@@ -82,6 +83,8 @@ def quantize(
 
     if report is not None and scheme != AUTO:
         raise OptionError(f"--report is for --scheme auto; {scheme} prints all there is to say")
+    if report is not None:
+        _refuse_report(Path(report), force=choices["force"])
     limits = Limits(max_drop, max_size, max_latency, for_size)
     count = options.thread_count(threads)
     try:
@@ -93,7 +96,7 @@ def quantize(
             say(_table(refusal.report))
         raise
     if report is not None and isinstance(found, SearchReport):
-        _write_page(found, path, report)
+        _write_page(found, Path(path), Path(report))
     if as_json:
         print_json(found.to_json())
     elif isinstance(found, SearchReport):
@@ -137,12 +140,27 @@ def _say_search(found: Any, output: str) -> None:
     _say(found.report, found.nodes, output)
 
 
-def _write_page(found: Any, path: str, target: str) -> None:
-    from pathlib import Path
+def _refuse_report(target: Path, *, force: bool) -> None:
+    """A search takes minutes: what it cannot be written to, or with, is told before."""
+    from runtime.errors import OptionError, OutputExists
+
+    from ..report.page import environment
+
+    environment()  # without what makes pages this ends with what to install
+    if not target.parent.is_dir():
+        raise OptionError(f"--report {target}: there is no folder {target.parent}; make it, or name another file")
+    if target.is_dir():
+        raise OptionError(f"--report {target} is a folder; name a file in it, e.g. {target / 'tried.html'}")
+    if target.exists() and not force:
+        raise OutputExists(f"--report {target} already exists; choose another file, or pass --force to replace it")
+
+
+def _write_page(found: Any, path: Path, target: Path) -> None:
+    from runtime.files import write_file
 
     from ..report.search_page import render_search
 
-    Path(target).write_text(render_search(found, Path(path).name.removesuffix(".bundle")), encoding="utf-8")
+    write_file(target, render_search(found, path.name.removesuffix(".bundle")))
     note(f"report: {target}")
 
 

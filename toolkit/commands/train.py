@@ -19,7 +19,7 @@ from . import options
 @click.option(
     "--quantize",
     metavar="SCHEME",
-    help="Fine-tune the run RECIPE for this scheme: int8-static, int8-weights or int4-weights.",
+    help="Fine-tune the run RECIPE for this scheme: int8-weights, int4-weights, or, not on text, int8-static.",
 )
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run at PATH.")
 @click.option(
@@ -43,7 +43,8 @@ def train(
     RECIPE is a shared recipe's name, a .toml file, or an architecture's name.
 
     With --quantize it is a finished run, which is trained on for a tenth of its
-    epochs with weights (int8-static: and activations) rounded as the scheme will.
+    epochs, but three at least, with weights (int8-static: and activations)
+    rounded as the scheme will.
     Export the new run and quantize that.
 
     \b

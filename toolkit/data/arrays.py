@@ -67,7 +67,14 @@ def load_arrays(path: Path, *, tasks: tuple[str, ...]) -> Dataset:
 
 
 def load_feeds(path: Path, signature: GraphSignature) -> dict[str, NDArray[Any]]:
-    """One array for each input of a graph, converted to its dtype; the first axis counts samples."""
+    """One array for each input of a graph, as it takes them."""
+    feeds = load_samples(path, signature)
+    signature.check_feeds(feeds)
+    return feeds
+
+
+def load_samples(path: Path, signature: GraphSignature) -> dict[str, NDArray[Any]]:
+    """One array for each input of a graph, converted to its dtype; the first axis counts samples, for a fixed batch too."""
     arrays = read_arrays(path)
     expected = {spec.name: spec for spec in signature.inputs}
     if set(arrays) != set(expected):
@@ -78,6 +85,4 @@ def load_feeds(path: Path, signature: GraphSignature) -> dict[str, NDArray[Any]]
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub":
             raise DataError(f"{path}: {name!r} holds {array.dtype}, expected numbers")
-    feeds = {name: convert(expected[name], array) for name, array in arrays.items()}
-    signature.check_feeds(feeds)
-    return feeds
+    return {name: convert(expected[name], array) for name, array in arrays.items()}

@@ -211,6 +211,8 @@ def test_a_mix_that_cannot_be_told_from_a_scheme_alone_gives_way_to_it() -> None
     assert best_of(mix, measured("alone", 1000, 0.54)) == "alone"
     assert best_of(mix, measured("alone", 1000, 0.57)) == "mix", "more than a machine's noise slower"
     assert best_of(mix, measured("alone", 1010, 0.50)) == "mix", "it is smaller"
+    assert best_of(mix, measured("alone", 1010, 0.48)) == "alone", "the mix looks slower"
+    assert best_of(mix, measured("alone", 1010, 0.48), for_size=True) == "mix"
     fastest = Candidate("fastest", (part,)), Measured("fastest", 1100, Estimate(0.42, 0.40, 0.46))
     assert best_of(fastest, mix, measured("alone", 1000, 0.54)) == "fastest", "the scheme alone is not as fast as that"
 

@@ -231,8 +231,7 @@ def _feed_parts(signature: GraphSignature, feeds: dict[str, NDArray[Any]]) -> It
     fixed = _fixed_batch(signature, feeds)
     if fixed is not None:
         count = max(len(array) for array in feeds.values() if array.ndim)
-        for start in range(0, count, fixed):
-            rows = np.minimum(np.arange(start, start + fixed), count - 1)  # the last one fills it up
+        for rows in _row_numbers(count, fixed, filled=True):
             part = {name: array[rows] if array.ndim else array for name, array in feeds.items()}
             signature.check_feeds(part)
             yield part
@@ -245,8 +244,7 @@ def _feed_parts(signature: GraphSignature, feeds: dict[str, NDArray[Any]]) -> It
     axes = {spec.name: spec.shape.index(axis_name) for spec in signature.inputs if axis_name in spec.shape}
     count = min(feeds[name].shape[axis] for name, axis in axes.items())
     at_once = _fitting(count, sum(feeds[name].nbytes for name in axes))
-    for start in range(0, count, at_once):
-        rows = np.arange(start, min(start + at_once, count))
+    for rows in _row_numbers(count, at_once, filled=False):
         yield {name: np.take(array, rows, axis=axes[name]) if name in axes else array for name, array in feeds.items()}
 
 
@@ -258,14 +256,18 @@ def _fixed_batch(signature: GraphSignature, feeds: dict[str, NDArray[Any]]) -> i
     return size if isinstance(size, int) and size > 0 and counts != {size} else None
 
 
-def _parts(bundle: Bundle, rows: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
-    """Up to so many rows each; of a fixed batch as many as it takes, the last row again and again where there are no more."""
+def _parts(bundle: Bundle, inputs: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    """Up to so many rows each; of a fixed batch as many as it takes."""
     first = bundle.graph()[1].signature.inputs[0].shape[0]
     at_once = first if isinstance(first, int) else size
-    for start in range(0, len(rows), at_once):
-        part = rows[start : start + at_once]
-        missing = at_once - len(part) if isinstance(first, int) else 0
-        yield np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+    return (inputs[rows] for rows in _row_numbers(len(inputs), at_once, filled=isinstance(first, int)))
+
+
+def _row_numbers(count: int, size: int, *, filled: bool) -> Iterator[NDArray[np.int64]]:
+    """Batch by batch; the last one is short, or filled up with the last row."""
+    for start in range(0, count, size):
+        rows = np.arange(start, start + size)
+        yield np.minimum(rows, count - 1) if filled else rows[rows < count]
 
 
 def _fitting(rows: int, size: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,13 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def short_races() -> Iterator[None]:
-    """Of quantized candidates: tests ask that there is one, not who wins it, and on a busy machine each would be run again."""
+    """Of variants: tests ask that there is one, not who wins it, and on a busy machine each would be run again."""
+    from runtime.bench import bench
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exporters.quantize._LAUNCHES", (1,))
         patch.setattr("exporters.quantize._LAUNCH_SECONDS", 0.1)
+        patch.setattr("toolkit.deployment.bench", partial(bench, launches=1, seconds=0.1))
         yield
 
 

@@ -69,7 +69,7 @@ def edgekit(*arguments: object, cwd: Path | None = None, timeout: float = 300) -
 def environment() -> dict[str, str]:
     import os
 
-    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def leftovers(folder: Path) -> list[str]:

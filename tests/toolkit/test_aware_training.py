@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from architectures.run_directory import Run
 from exporters.fake_quantization import Blocks, attach
 from runtime.errors import OptionError, UnknownName
+from toolkit.cli import run
 from toolkit.training import loop
 from toolkit.training.plan import plan
 from toolkit.training.recipe import Recipe, load_recipe, recipe_for
 
-from ..helpers import edgekit
 from .tiny import largest_difference, recipe, train, train_cut_and_resumed
 
 
@@ -120,24 +120,30 @@ def test_a_run_and_a_recipe_are_not_mistaken_for_each_other(regression: Path) ->
         recipe_for("int8-static", "lenet")
 
 
-def test_the_command_fine_tunes_and_tells_what_was_before(regression: Path, tmp_path: Path) -> None:
-    tuned = edgekit("train", regression, "--quantize", "int4-weights", "--set", "epochs=2", "-o", tmp_path / "tuned")
-    assert tuned.returncode == 0, tuned.stderr
-    assert "computed as int4-weights will; in float32, before: " in tuned.stdout
+def test_the_command_fine_tunes_and_tells_what_was_before(
+    regression: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", str(regression), "--quantize", "int4-weights", "--set", "epochs=2"]
+    assert run([*command, "-o", str(tmp_path / "tuned")]) == 0
+    assert "computed as int4-weights will; in float32, before: " in capfd.readouterr().out
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["recipe"]["training"]["epochs"] == 2
 
 
-def test_folds_and_a_missing_run_are_refused_with_quantize(regression: Path, tmp_path: Path) -> None:
-    for arguments in ((regression, "--folds", 3), ("--resume",)):
-        done = edgekit("train", *arguments, "--quantize", "int4-weights", "-o", tmp_path / "x")
-        assert done.returncode == 2
-        assert "--quantize goes on from one finished run" in done.stderr
+def test_folds_and_a_missing_run_are_refused_with_quantize(
+    regression: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([str(regression), "--folds", "3"], ["--resume"]):
+        assert run(["train", *arguments, "--quantize", "int4-weights", "-o", str(tmp_path / "x")]) == 2
+        assert "--quantize goes on from one finished run" in capfd.readouterr().err
 
 
-def test_recurrent_layers_stay_in_float32_and_that_is_said(tmp_path: Path, text_file: Path) -> None:
+def test_recurrent_layers_stay_in_float32_and_that_is_said(
+    tmp_path: Path, text_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = {"data.path": str(text_file), "network.hidden": 64, "window": 16}
     train(recipe("lstm", **settings), tmp_path / "run")
-    done = edgekit("train", tmp_path / "run", "--quantize", "int4-weights", "--set", "epochs=1", "-o", tmp_path / "tuned")
-    assert done.returncode == 0, done.stderr
-    assert "not trained for int4-weights, but in float32: " in done.stderr
-    assert "recurrent.layers.0.0" in done.stderr
+    command = ["train", str(tmp_path / "run"), "--quantize", "int4-weights", "--set", "epochs=1"]
+    assert run([*command, "-o", str(tmp_path / "tuned")]) == 0
+    said = capfd.readouterr().err
+    assert "not trained for int4-weights, but in float32: " in said
+    assert "recurrent.layers.0.0" in said

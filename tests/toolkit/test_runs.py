@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from architectures.catalog import find
 from architectures.run_directory import Run
 from runtime.errors import DataError, OptionError, SourceError
+from toolkit import cli
 from toolkit.training import loop
 from toolkit.training.distributed import Group
 from toolkit.training.recipe import Recipe
 
-from ..helpers import ROOT, edgekit, environment
+from ..helpers import ROOT, environment
 from .tiny import largest_difference, recipe, train, train_cut_and_resumed
 
 # resuming
@@ -201,17 +202,16 @@ def test_folds_validate_on_every_row_once_and_leave_the_test_part_alone(tmp_path
     assert np.ptp(counts, axis=0).max() <= 1  # classes are spread evenly
 
 
-def test_the_folds_option_trains_them_all(tmp_path: Path) -> None:
+def test_the_folds_option_trains_them_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--set", "epochs=1", "--set", "threads=1", "--set", "data.limit=200")
-    result = edgekit("train", "softmax", "--folds", 3, "-o", tmp_path / "folds", *options)
-    assert result.returncode == 0, result.stderr
+    command = ["train", "softmax", "--folds", "3", "-o", str(tmp_path / "folds"), *options]
+    assert cli.run(command) == 0
     summary = json.loads((tmp_path / "folds" / "folds.json").read_text())
     values = [Run.open(tmp_path / "folds" / f"fold-{number}").metrics["validation"] for number in (1, 2, 3)]  # type: ignore[index]
     assert summary["folds"] == values
     assert summary["mean"] == pytest.approx(np.mean(values))
-    again = edgekit("train", "softmax", "--folds", 3, "-o", tmp_path / "folds", *options)
-    assert again.returncode == 2
-    assert "already exists" in again.stderr
+    assert cli.run(command) == 2
+    assert "already exists" in capfd.readouterr().err
 
 
 # several processes

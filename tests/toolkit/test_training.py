@@ -24,7 +24,7 @@ from toolkit.training import loop
 from toolkit.training.augment import shift
 from toolkit.training.recipe import Recipe, load_recipe, recipe_names
 
-from ..helpers import ROOT, edgekit, environment
+from ..helpers import ROOT, environment
 
 QUALITY = {"lenet": 98.0, "mlp": 96.0, "softmax": 96.0}
 
@@ -160,15 +160,15 @@ def test_two_trainings_in_one_directory_are_refused(tmp_path: Path) -> None:
         loop.train(run, parts, tmp_path / "run")
 
 
-def test_force_does_not_harm_a_training_that_runs(tmp_path: Path) -> None:
+def test_force_does_not_harm_a_training_that_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     process = start_training(tmp_path / "live", epochs=5000)
     wait_for(tmp_path / "live" / "checkpoint.safetensors")
     before = (tmp_path / "live" / "run.json").read_bytes()
-    result = edgekit("train", "softmax", "-o", tmp_path / "live", "--force")
+    code = command(["train", "softmax", "-o", str(tmp_path / "live"), "--force"])
     process.kill()
     process.wait()
-    assert result.returncode == 2
-    assert "another training is running" in result.stderr
+    assert code == 2
+    assert "another training is running" in capfd.readouterr().err
     assert (tmp_path / "live" / "run.json").read_bytes() == before
     assert (tmp_path / "live" / "checkpoint.safetensors").exists()
 

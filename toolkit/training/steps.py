@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,14 +40,15 @@ def check_possible(network: nn.Module, settings: TrainingSettings) -> None:
     if settings.precision == "fp16" and device.type != "cuda":
         raise OptionError("training.precision fp16 needs a CUDA device; on the CPU use bf16")
     if settings.precision == "bf16" and device.type == "cpu":
-        _refuse_deadly_bf16()
+        _refuse_deadly_bf16(_BF16_PRODUCT)
     if settings.recompute:
         blocks_of(network)
 
 
-def _refuse_deadly_bf16() -> None:
+@cache
+def _refuse_deadly_bf16(product: str) -> None:
     """Some virtual machines announce matrix instructions (AMX) that they forbid: there a product in bf16 ends the process."""
-    tried = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, check=False)
+    tried = subprocess.run([sys.executable, "-c", product], capture_output=True, check=False)
     if tried.returncode < 0:
         raise OptionError(
             f"training.precision bf16 ends the process on this machine ({signal.Signals(-tried.returncode).name}: its CPU "

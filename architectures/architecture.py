@@ -56,8 +56,17 @@ class Architecture:
     def parameters(self, config: Any = None) -> int:
         """Number of parameters in a configuration, counted without allocating them; without one, the default."""
         import torch
+        from torch.overrides import TorchFunctionMode
 
-        with torch.device("meta"):
+        class Unfilled(TorchFunctionMode):
+            """Where tensors hold nothing, drawing their values is work for nothing, and most of the work here."""
+
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func.__name__.endswith(("normal_", "uniform_")):  # of tensors, and those of nn.init
+                    return args[0] if args else kwargs["tensor"]
+                return func(*args, **(kwargs or {}))
+
+        with torch.device("meta"), Unfilled():
             return sum(parameter.numel() for parameter in self.build(config or self.config).parameters())
 
 

@@ -135,7 +135,7 @@ class Laboratory:
             except EdgekitError as error:
                 return Measured(candidate.label, problem=" ".join(str(error).split()))
             drop = setting.quality.metric.drop(self.score, score)
-            return Measured(candidate.label, made.bundle.graph_bytes, ratio, score, drop, made.converted.nodes)
+            return Measured(candidate.label, made.bundle.graph_bytes, ratio, score, drop, made.nodes)
 
     def built(self, candidate: Candidate, folder: Path, *, tried: bool | None = None) -> Made:
         """Where there is one graph, racing it tells whether it can be run."""

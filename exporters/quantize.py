@@ -28,7 +28,7 @@ from runtime.statistics import Estimate
 from runtime.verify import max_error
 
 from .crossover import ROWS, crossover
-from .quantized_graphs import Converted, Part, convert_parts, draft, refuse_unchanged
+from .quantized_graphs import Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import STEP_BY_STEP
 from .quantizers.scheme import Calibration, NodeDecision, Scheme
@@ -229,7 +229,7 @@ def judged(
         metric_data=quality.data,
         metric_before=scores[0],
         metric_after=scores[1],
-        nodes=made.converted.nodes,
+        nodes=made.nodes,
         notes=(*details, *made.notes),
         **judge(speed, quality.metric, scores, made.bundle.graph_bytes, budget),
     )
@@ -239,7 +239,7 @@ def write_made(bundle: Bundle, made: Made, report: QuantizeReport, target: str |
     step = {key: value for key, value in report.to_json().items() if key not in ("nodes", "kept", "refusals")}
     lineage = lineage_step("quantize", bundle, **step)
     final = replace(made.bundle.manifest, lineage=lineage, tolerance=_tolerance(made.bundle, report.scheme))
-    write_bundle(target, final, made.files, force=force)
+    write_bundle(target, final, {name: made.bundle.root / name for name in final.files}, force=force)
 
 
 def _fine_tuning_advice(bundle: Bundle, report: QuantizeReport) -> str:
@@ -285,8 +285,7 @@ class Made:
     """A quantized bundle before it is judged."""
 
     bundle: Bundle
-    files: Mapping[str, bytes | Path]
-    converted: Converted
+    nodes: tuple[NodeDecision, ...]
     notes: tuple[str, ...]
 
 
@@ -312,7 +311,7 @@ def built(
     if tried or MANY in converted.models:  # both forms are opened in this process below
         _refuse_unrunnable(candidate, scheme, threads)
     if MANY not in converted.models:
-        return Made(candidate, files, converted, ())
+        return Made(candidate, converted.nodes, ())
     progress("measuring the form for many rows")
     rows = crossover(candidate, threads)
     if rows is None:
@@ -321,7 +320,7 @@ def built(
     else:
         manifest = replace(manifest, generation={**(manifest.generation or {}), "many_rows_from": rows})
         note = f"{MANY} is the faster form of the decoder from {rows} rows on"
-    return Made(write_bundle(folder / "final.bundle", manifest, files), files, converted, (note,))
+    return Made(write_bundle(folder / "final.bundle", manifest, files), converted.nodes, (note,))
 
 
 def timed_batch(bundle: Bundle) -> int:

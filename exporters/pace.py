@@ -10,9 +10,11 @@ with a load of 3, one and the same GPT against itself gave ratios of 0.98 to 1.0
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import onnx
@@ -22,6 +24,7 @@ from runtime.signature import GraphSignature
 from runtime.statistics import Estimate, estimate, median
 
 from .parity import Arrays
+from .weights import for_session
 
 _LAUNCHES = (3, 8)  # at least, and at most while an interval is wide
 _WIDE = 0.1
@@ -69,19 +72,14 @@ def compare_pace(
     after_signature: GraphSignature | None = None,
 ) -> tuple[Pace, ...]:
     """Time both graphs on every set of inputs of `workload`."""
-    samples: list[list[tuple[float, float]]] = [[] for _ in workload]
-    data = (before.SerializeToString(), after.SerializeToString())
-    signatures = (signature, after_signature or signature)
-    threads = 1 if clock == "cpu" else None
-    started = time.perf_counter()
-    for launch in range(_LAUNCHES[1] if workload else 0):
-        late = launch > 1 and time.perf_counter() - started > _ENOUGH_SECONDS
-        if late or (launch >= _LAUNCHES[0] and not any(_is_wide(pairs) for pairs in samples)):
-            break
-        order = (0, 1) if launch % 2 == 0 else (1, 0)
-        made = {side: Session(data[side], signatures[side], device="cpu", threads=threads, log_level=4) for side in order}
-        for index, (_, feeds) in enumerate(workload):
-            samples[index] += _rounds(made[0], made[1], feeds, clock)
+    if not workload:
+        return ()
+    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
+        sides = (
+            (for_session(before, Path(folder) / "before"), signature),
+            (for_session(after, Path(folder) / "after"), after_signature or signature),
+        )
+        samples = _launches(sides, workload, clock)
     return tuple(
         Pace(
             ", ".join(f"{axis}={size}" for axis, size in sizes.items()) or "fixed sizes",
@@ -91,6 +89,28 @@ def compare_pace(
         )
         for (sizes, _), pairs in zip(workload, samples, strict=True)
     )
+
+
+def _launches(
+    sides: Sequence[tuple[bytes | Path, GraphSignature]], workload: Workload, clock: Clock
+) -> list[list[tuple[float, float]]]:
+    """Times of both sides, in pairs, on every set of inputs."""
+    samples: list[list[tuple[float, float]]] = [[] for _ in workload]
+    threads = 1 if clock == "cpu" else None
+    started = time.perf_counter()
+    for launch in range(_LAUNCHES[1]):
+        late = launch > 1 and time.perf_counter() - started > _ENOUGH_SECONDS
+        if late or (launch >= _LAUNCHES[0] and not any(_is_wide(pairs) for pairs in samples)):
+            break
+        made = {side: _session(*sides[side], threads) for side in ((0, 1) if launch % 2 == 0 else (1, 0))}
+        for index, (_, feeds) in enumerate(workload):
+            samples[index] += _rounds(made[0], made[1], feeds, clock)
+        made.clear()  # before others are made: they are as large as the graphs
+    return samples
+
+
+def _session(data: bytes | Path, signature: GraphSignature, threads: int | None) -> Session:
+    return Session(data, signature, device="cpu", threads=threads, log_level=4)
 
 
 def _is_wide(pairs: list[tuple[float, float]]) -> bool:

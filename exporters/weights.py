@@ -16,6 +16,7 @@ from .graph import copy_of
 
 WEIGHTS_FILE = "weights.data"
 _SMALL = 1024  # bytes; a tensor below that costs more to point to than to repeat
+_LARGE = 512 << 20  # bytes of a graph: writing it takes seconds, and below there is memory enough
 _ALIGNMENT = 4096  # of a tensor in the file: one page, so that it can be mapped
 
 
@@ -60,6 +61,24 @@ def pack_graphs(
     if data:
         files[WEIGHTS_FILE] = bytes(data)
     return files, weights
+
+
+def for_session(model: onnx.ModelProto, folder: Path) -> bytes | Path:
+    """What to make a session of the graph from: the message, or, if that is large, a file in `folder` whose weights onnxruntime
+    maps. Of a message it keeps a copy beside its own form of the weights. The file may go once the session is there."""
+    if model.ByteSize() < _LARGE:
+        return model.SerializeToString()
+    outline = copy_of(model)
+    folder.mkdir(exist_ok=True)
+    with (folder / WEIGHTS_FILE).open("wb") as stream:
+        for tensor in large_tensors(outline):
+            stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
+            place = stream.tell(), len(tensor.raw_data)
+            stream.write(tensor.raw_data)
+            _point_to(tensor, *place)
+    path = folder / "graph.onnx"
+    path.write_bytes(outline.SerializeToString())
+    return path
 
 
 def large_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

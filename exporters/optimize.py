@@ -6,6 +6,7 @@ named with the smallest subgraph that shows it; one that makes the graph measura
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +29,7 @@ from .passes import PASSES, Pass, passes_for
 from .quantizers.quiet import quiet
 from .rewrites.engine import Rewritten
 from .smallest import smallest_difference
-from .weights import large_tensors, pack_graphs
+from .weights import LARGE, large_tensors, pack_graphs
 
 __all__ = ["PASSES", "GraphResult", "OptimizeReport", "Pass", "PassResult", "optimize", "passes_for"]
 
@@ -147,11 +148,14 @@ def _optimized(
 ) -> _Work:
     _refuse_too_large(bundle, name)
     model = clean(read_model(bundle.graph_path(name)))
+    large = model.ByteSize() >= LARGE
     trials = trials_of(bundle, name, model)
     work = _Work(name, model, model, trials, workload_of(trials, model) if timing else ())
     for number, item in enumerate(passes):
         progress(number, f"{name}: {item.name}")
         _run(item, work)
+        if large:
+            gc.collect()  # what passes work on refers to itself in circles, and holds all weights
     progress(len(passes), f"{name}: the whole")
     _refuse_slower_whole(work)
     return work

@@ -16,7 +16,7 @@ from .graph import copy_of
 
 WEIGHTS_FILE = "weights.data"
 _SMALL = 1024  # bytes; a tensor below that costs more to point to than to repeat
-_LARGE = 512 << 20  # bytes of a graph: writing it takes seconds, and below there is memory enough
+LARGE = 512 << 20  # bytes of a graph, several of which would be too much to keep in memory
 _ALIGNMENT = 4096  # of a tensor in the file: one page, so that it can be mapped
 
 
@@ -66,7 +66,7 @@ def pack_graphs(
 def for_session(model: onnx.ModelProto, folder: Path) -> bytes | Path:
     """What to make a session of the graph from: the message, or, if that is large, a file in `folder` whose weights onnxruntime
     maps. Of a message it keeps a copy beside its own form of the weights. The file may go once the session is there."""
-    if model.ByteSize() < _LARGE:
+    if model.ByteSize() < LARGE:
         return model.SerializeToString()
     outline = copy_of(model)
     folder.mkdir(exist_ok=True)

@@ -42,7 +42,7 @@ def test_a_session_from_a_file_answers_as_one_from_the_message_and_outlives_the_
     message = weights.for_session(model, tmp_path / "none")
     assert message == before
     assert not (tmp_path / "none").exists()
-    monkeypatch.setattr(weights, "_LARGE", 0)
+    monkeypatch.setattr(weights, "LARGE", 0)
     path = weights.for_session(model, tmp_path / "graph")
     assert isinstance(path, Path)
     assert path.stat().st_size < 2000
@@ -64,7 +64,7 @@ def test_optimize_tries_and_times_large_graphs_from_files(tmp_path: Path, monkey
 
     for module in (pace, pass_trials):
         monkeypatch.setattr(module, "Session", Recorded)
-    monkeypatch.setattr(weights, "_LARGE", 0)
+    monkeypatch.setattr(weights, "LARGE", 0)
     bundle = adopt(save(two_products(), tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
     report = optimize(bundle, tmp_path / "lean.bundle", timing=True)
     assert len(given) > 5

@@ -26,7 +26,6 @@ from typing import Any
 from architectures.catalog import CATALOG
 from architectures.settings import apply_settings
 from exporters.graph import read_model
-from exporters.optimize import LARGEST
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError
 from runtime.machine import available_cpus, describe_machine
@@ -51,6 +50,7 @@ SCHEMES = (*_ALONE, _AUTO)
 _SLOW = "int8-dynamic"  # on convolutions many times slower than the others, who would wait for it
 _EQUAL = 1.03  # of latency: what a race cannot tell apart
 _RACED = ("label", "bytes", "ratio", "drop")
+_LARGEST = 350_000_000  # parameters: where the page ends
 _SMALL = 2_000_000  # parameters: networks that are fastest on one thread
 _MINUTES = 40  # for one step
 _NOT_MEASURED = "not measured: "
@@ -62,10 +62,9 @@ Cell = dict[str, Any]
 
 def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known: dict[str, Cell]) -> None:
     """Fill in the cells of one architecture."""
-    size = 4 * CATALOG[name].parameters()
-    if size > LARGEST:
-        limit = f"optimize, which comes first, takes graphs of up to {LARGEST / 1e9:.2f} GB"
-        reason = f"{_NOT_MEASURED}{size / 1e9:.2f} GB of weights; {limit}"
+    if CATALOG[name].parameters() > _LARGEST:
+        count = f"{CATALOG[name].parameters():,} parameters"
+        reason = f"{_NOT_MEASURED}{count}; this page ends at {_LARGEST:,}, for the hours it takes"
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     bundle, trained = _bundle(name, work, runs)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 CONTRIB = "com.microsoft"  # onnxruntime's own operators
 STANDARD = ("", "ai.onnx")
+Known = dict[ir.Value, int | None]  # of one question: paths that part and meet at every sum are many, values are few
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any] | None:
@@ -51,10 +52,17 @@ def used_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def rank(value: ir.Value) -> int | None:
+def rank(value: ir.Value, known: Known | None = None) -> int | None:
     """The number of axes, from the graph or, after operators whose shapes nobody infers, from what made the value."""
     if value.shape is not None:
         return len(value.shape)
+    known = {} if known is None else known
+    if value not in known:
+        known[value] = _rank_of_made(value, known)
+    return known[value]
+
+
+def _rank_of_made(value: ir.Value, known: Known) -> int | None:
     node = value.producer()
     if node is None or not (node.outputs[0] is value or node.op_type == "SkipLayerNormalization"):
         return None
@@ -62,21 +70,24 @@ def rank(value: ir.Value) -> int | None:
         return 3
     if is_op(node, "MatMul"):
         matrix = array_of(node.inputs[1])
-        return rank(node.inputs[0]) if matrix is not None and matrix.ndim == 2 else None
-    return _largest(rank, _alike(node))
+        return rank(node.inputs[0], known) if matrix is not None and matrix.ndim == 2 else None
+    return _largest(lambda item: rank(item, known), _alike(node))
 
 
-def size(value: ir.Value, axis: int) -> int | None:
+def size(value: ir.Value, axis: int, known: Known | None = None) -> int | None:
     """A size that the graph fixes; None if it varies or is not known."""
     if value.shape is None and axis == -1:
-        return _width(value)
+        known = {} if known is None else known
+        if value not in known:
+            known[value] = _width(value, known)
+        return known[value]
     if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return None
     dim = value.shape[axis]
     return dim if isinstance(dim, int) else None
 
 
-def _width(value: ir.Value) -> int | None:
+def _width(value: ir.Value, known: Known) -> int | None:
     """The size of the last axis as what made the value tells it."""
     node = value.producer()
     if node is None or not (node.outputs[0] is value or node.op_type == "SkipLayerNormalization"):
@@ -85,8 +96,8 @@ def _width(value: ir.Value) -> int | None:
         matrix = array_of(node.inputs[1])
         return int(matrix.shape[1]) if matrix is not None and matrix.ndim == 2 else None
     if node.domain == CONTRIB and node.op_type.endswith("Attention"):
-        return size(node.inputs[0], -1)
-    return _largest(lambda item: size(item, -1), _alike(node))
+        return size(node.inputs[0], -1, known)
+    return _largest(lambda item: size(item, -1, known), _alike(node))
 
 
 def _alike(node: ir.Node) -> list[ir.Value]:

@@ -16,12 +16,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from runtime.errors import DataError, FeedError
 from runtime.signature import TensorSpec, bind_sizes
 
 from .graph import signature_of
+from .tensors import array_of, is_mapped
 
 BINS = 4096
 _AT_ONCE = 256 << 20  # bytes of a batch's activations
@@ -238,8 +239,8 @@ def session_for(model: onnx.ModelProto, names: Sequence[str], more: Sequence[onn
     read = {name for node in nodes for name in _read_by(node)}
     large: dict[str, ort.OrtValue] = {}
     for tensor in model.graph.initializer:
-        if tensor.name in read and len(tensor.raw_data) >= _LARGE:
-            large[tensor.name] = ort.OrtValue.ortvalue_from_numpy(numpy_helper.to_array(tensor))
+        if tensor.name in read and (is_mapped(tensor) or len(tensor.raw_data) >= _LARGE):
+            large[tensor.name] = ort.OrtValue.ortvalue_from_numpy(array_of(tensor))
             part.graph.initializer.append(_elsewhere(tensor))
         elif tensor.name in read:
             part.graph.initializer.append(tensor)

@@ -15,7 +15,6 @@ import onnx
 import torch
 
 from runtime.bundle import Tolerance
-from runtime.session import Session
 from runtime.signature import GraphSignature
 
 from .baked import baked_constant, unrolled_loop
@@ -25,6 +24,7 @@ from .intermediates import Arrays, Run, output_nodes, run_eager, run_onnx, run_p
 from .parity import Case, compare_cases, torch_reference
 from .shrink import axes_that_matter, resized, shrink
 from .trace import examples_of, reason_of
+from .weights import open_model
 
 _FX_NODE = re.compile(r"%(\w+) :")
 
@@ -87,7 +87,7 @@ def _smallest(
     graph: GraphSource, model: onnx.ModelProto, signature: GraphSignature, case: Case, tolerances: Mapping[str, Tolerance]
 ) -> tuple[dict[str, int], tuple[str, ...], Arrays, Arrays]:
     """The smallest failing sizes, the axes that matter, and inputs at those sizes and at the example's."""
-    session = Session(model.SerializeToString(), signature, device="cpu", log_level=4)
+    session = open_model(model, signature)
     reference = torch_reference(graph)
     tensors = examples_of(graph)
     example = signature.check_feeds({spec.name: tensors[spec.name].numpy() for spec in signature.inputs})

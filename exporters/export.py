@@ -30,7 +30,7 @@ from .laws import LawResult, check_laws, refuse_broken_laws
 from .parity import Arrays, Case, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases, remembering, torch_reference
 from .profiles import PORTABLE
 from .trace import DEFAULT_OPSET, examples_of, model_of, reason_of, trace
-from .weights import pack_graphs
+from .weights import open_model, pack_graphs
 
 _GOLDENS = 3
 _GOLDEN_BYTES = 8 << 20  # a golden is a proof to carry, not a data set
@@ -143,7 +143,6 @@ def export(
             generation=_generation(network.generator, network.tokenizers),
             tokenizers=network.tokenizers,
             external_data=external_data,
-            folder=Path(folder),
             force=force,
         )
     return ExportReport(bundle, tuple(proofs), laws, network.profile)
@@ -164,28 +163,29 @@ def write_proofs(
     force: bool,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     external_data: bool = False,
-    folder: Path | None = None,
     **about: Any,
 ) -> Bundle:
     """The bundle of proved graphs with their goldens; `about` are further fields of the manifest."""
-    files, weights = pack_graphs({proof.name: proof.model for proof in proofs}, folder=folder, external=external_data)
-    tokenizer_files = {name: tokenizer_file(name) for name in tokenizers or {}}
-    files |= {tokenizer_files[name]: tokenizer.to_json().encode() for name, tokenizer in (tokenizers or {}).items()}
-    entries = []
-    for proof in proofs:
-        goldens = choose_goldens(proof.name, proof.cases)
-        files |= goldens
-        entries += [GoldenEntry(proof.name, file) for file in goldens]
-    manifest = Manifest(
-        precision=precision_of(*(proof.model for proof in proofs)),
-        graphs={proof.name: GraphEntry(f"{proof.name}.onnx", proof.signature, weights[proof.name]) for proof in proofs},
-        tokenizers=tokenizer_files,
-        goldens=tuple(entries),
-        tolerance={proof.name: proof.tolerance for proof in proofs},
-        requirements=requirements_of(*(proof.model for proof in proofs)),
-        **about,
-    )
-    return write_bundle(target, manifest, files, force=force)
+    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
+        models = {proof.name: proof.model for proof in proofs}
+        files, weights = pack_graphs(models, Path(folder), external=external_data)
+        tokenizer_files = {name: tokenizer_file(name) for name in tokenizers or {}}
+        files |= {tokenizer_files[name]: tokenizer.to_json().encode() for name, tokenizer in (tokenizers or {}).items()}
+        entries = []
+        for proof in proofs:
+            goldens = choose_goldens(proof.name, proof.cases)
+            files |= goldens
+            entries += [GoldenEntry(proof.name, file) for file in goldens]
+        manifest = Manifest(
+            precision=precision_of(*(proof.model for proof in proofs)),
+            graphs={proof.name: GraphEntry(f"{proof.name}.onnx", proof.signature, weights[proof.name]) for proof in proofs},
+            tokenizers=tokenizer_files,
+            goldens=tuple(entries),
+            tolerance={proof.name: proof.tolerance for proof in proofs},
+            requirements=requirements_of(*(proof.model for proof in proofs)),
+            **about,
+        )
+        return write_bundle(target, manifest, files, force=force)
 
 
 class Prover:
@@ -207,19 +207,12 @@ class Prover:
         inputs, skipped = _runnable_cases(graph, signature, reference, self.thorough)
         some = [feeds for _, feeds in inputs][:: 1 if weights_of(graph.module) < _LARGE else 3]
         tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), some, again=live)
-        self.sessions[graph.name] = session = self._open(model, graph.name, signature)
+        self.sessions[graph.name] = session = open_model(model, signature)
         cases = compare_cases(session, reference, tolerance, inputs)
         if graph.axes_were_found and graph.dynamic_axes:
             refuse_failures(label, cases)  # to be tried again with fewer
         refuse_failures(label, cases, lambda case: diagnose(graph, model, signature, case, tolerance, program).text())
         return GraphProof(graph.name, model, signature, tuple(cases), tolerance, skipped)
-
-    def _open(self, model: onnx.ModelProto, name: str, signature: GraphSignature) -> Session:
-        if not (self.folder / f"{name}.data").exists():
-            return Session(model.SerializeToString(), signature, device="cpu", log_level=4)
-        path = self.folder / f"{name}.onnx"  # onnxruntime looks for the weights beside it
-        path.write_bytes(model.SerializeToString())
-        return Session(path, signature, device="cpu", log_level=4)
 
 
 def choose_goldens(graph: str, cases: tuple[Case, ...]) -> dict[str, bytes]:

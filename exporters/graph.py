@@ -18,6 +18,8 @@ from runtime.errors import SourceError
 from runtime.onnx_file import external_files
 from runtime.signature import DTYPES, Dim, GraphSignature, StateSpec, TensorSpec
 
+from .tensors import array_of, bytes_of, is_elsewhere
+
 _NO_NAMES = ("?", "-1", "None", "unk", "*")  # what exporters write for "some size": two of them need not be equal
 _CURES = {
     "input": "give the graph tensors, and make the others from them outside it",
@@ -29,16 +31,26 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     """Load an ONNX file with its external data, or say in one line what is wrong with it."""
     path = Path(path)
     model = read_without_weights(path)
+    refuse_missing_weights(path)
+    load_weights(model, path)
+    return model
+
+
+def refuse_missing_weights(path: Path) -> None:
+    """Files beside the model that it reads must be there, and nowhere else."""
     if missing := [name for name in missing_external(path) if name]:
         raise SourceError(f"{path} needs the weights file {missing[0]!r} beside it, which is missing; copy it there")
     for location in external_files(path):
         if not (path.parent / location).resolve().is_relative_to(path.parent.resolve()):
             raise SourceError(f"{path} reads weights from {location!r}, outside its own folder; move the file beside it")
+
+
+def load_weights(model: onnx.ModelProto, path: Path) -> None:
+    """Into a model that was read from `path` without those in other files."""
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except Exception as error:
         raise SourceError(f"{path} has external weights that cannot be read ({_line(error)}); get the files again") from error
-    return model
 
 
 def read_without_weights(path: Path) -> onnx.ModelProto:
@@ -104,7 +116,7 @@ def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     A weight that is also used as it is (an embedding that is its own output layer, transposed) stays one weight.
     """
     graph = model.graph
-    known = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL}
+    known = {tensor.name: tensor for tensor in graph.initializer if not is_elsewhere(tensor)}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -125,12 +137,12 @@ def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     }
     for node in folding:
         sources = made[node.output[0]]
-        if any(len(known[name].raw_data) > SMALL_WEIGHT and name in outside for name in sources):
+        if any(bytes_of(known[name]) > SMALL_WEIGHT and name in outside for name in sources):
             continue
         if not all(not name or name in known for name in node.input):  # what it reads was not folded
             continue
         values = onnx.reference.ReferenceEvaluator(_alone(node, model)).run(
-            None, {name: numpy_helper.to_array(known[name]) for name in node.input if name}
+            None, {name: array_of(known[name]) for name in node.input if name}
         )
         for name, value in zip(node.output, values, strict=True):
             known[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)

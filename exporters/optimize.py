@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,10 +19,10 @@ import numpy as np
 import onnx
 
 from runtime.bundle import Bundle, Manifest, lineage_step, write_bundle
-from runtime.errors import BundleError, EdgekitError
+from runtime.errors import EdgekitError
 from runtime.verify import OutputComparison
 
-from .graph import clean, copy_of, read_model, read_without_weights, requirements_of
+from .graph import clean, copy_of, read_without_weights, requirements_of
 from .heads import Head, add_head
 from .pace import Pace, Workload, compare_pace
 from .pass_trials import Trial, Trials, trials_of, workload_of
@@ -29,12 +30,12 @@ from .passes import PASSES, Pass, passes_for
 from .quantizers.quiet import quiet
 from .rewrites.engine import Rewritten
 from .smallest import smallest_difference
-from .weights import LARGE, large_tensors, pack_graphs
+from .tensors import large_tensors
+from .weights import is_large, moved_out, pack_graphs, read_mapped, size_of
 
 __all__ = ["PASSES", "GraphResult", "OptimizeReport", "Pass", "PassResult", "optimize", "passes_for"]
 
 Progress = Callable[[int, int, str], None]  # passes done, passes in all, what comes now
-LARGEST = (2 << 30) - (64 << 20)  # bytes; protobuf ends at 2 GiB, and passes need a little room
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class _Work:
     model: onnx.ModelProto
     trials: Trials
     workload: Workload  # inputs to time; none: nothing is timed
+    folder: Path | None  # where new weights of a large graph are kept; None: in the graph
     results: list[PassResult] = field(default_factory=list)
     pace: tuple[Pace, ...] = ()  # of the whole, first against last
 
@@ -124,18 +126,19 @@ def optimize(
     chosen = passes_for(portable=portable) if passes is None else passes
     works: list[_Work] = []
     total = len(bundle.manifest.graphs) * len(chosen)
-    for name in bundle.manifest.graphs:
-        tell = partial(_tell, progress, len(works) * len(chosen), total)
-        works.append(_optimized(bundle, name, chosen, timing, tell))
-    models = {work.name: work.model for work in works}
-    results = [result for work in works for result in work.results]
-    lineage = lineage_step("optimize", bundle, passes=[_recorded(result) for result in results], head=head and str(head))
-    manifest = replace(bundle.manifest, lineage=lineage)
-    goldens: dict[str, bytes | Path] = {golden.file: bundle.root / golden.file for golden in manifest.goldens}
-    if head is not None:
-        models, manifest, goldens = add_head(head, models, manifest, bundle)
-    _write(target, bundle, manifest, models, goldens, force)
-    graphs = tuple(_summary(work, models[work.name], manifest) for work in works)
+    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
+        for name in bundle.manifest.graphs:
+            tell = partial(_tell, progress, len(works) * len(chosen), total)
+            works.append(_optimized(bundle, name, chosen, timing, Path(folder), tell))
+        models = {work.name: work.model for work in works}
+        results = [result for work in works for result in work.results]
+        lineage = lineage_step("optimize", bundle, passes=[_recorded(result) for result in results], head=head and str(head))
+        manifest = replace(bundle.manifest, lineage=lineage)
+        goldens: dict[str, bytes | Path] = {golden.file: bundle.root / golden.file for golden in manifest.goldens}
+        if head is not None:
+            models, manifest, goldens = add_head(head, models, manifest, bundle)
+        _write(target, bundle, manifest, models, goldens, Path(folder), force)
+        graphs = tuple(_summary(work, models[work.name], manifest) for work in works)
     return OptimizeReport(str(target), tuple(results), graphs, None if head is None else str(head))
 
 
@@ -144,13 +147,15 @@ def _tell(progress: Progress, before: int, total: int, step: int, text: str) -> 
 
 
 def _optimized(
-    bundle: Bundle, name: str, passes: tuple[Pass, ...], timing: bool, progress: Callable[[int, str], None]
+    bundle: Bundle, name: str, passes: tuple[Pass, ...], timing: bool, folder: Path, progress: Callable[[int, str], None]
 ) -> _Work:
-    _refuse_too_large(bundle, name)
-    model = clean(read_model(bundle.graph_path(name)))
-    large = model.ByteSize() >= LARGE
+    model = clean(read_mapped(bundle.graph_path(name)))
+    large = is_large(model)
+    if large:
+        model = moved_out(model, folder / f"{name}.data")
     trials = trials_of(bundle, name, model)
-    work = _Work(name, model, model, trials, workload_of(trials, model) if timing else ())
+    workload = workload_of(trials, model) if timing else ()
+    work = _Work(name, model, model, trials, workload, folder if large else None)
     for number, item in enumerate(passes):
         progress(number, f"{name}: {item.name}")
         _run(item, work)
@@ -159,16 +164,6 @@ def _optimized(
     progress(len(passes), f"{name}: the whole")
     _refuse_slower_whole(work)
     return work
-
-
-def _refuse_too_large(bundle: Bundle, name: str) -> None:
-    graph = bundle.manifest.graphs[name]
-    size = sum(int(bundle.manifest.files[file]["bytes"]) for file in (graph.file, *graph.weights))
-    if size > LARGEST:
-        raise BundleError(
-            f"graph {name!r} of {bundle.root.name} has {size / 1e9:.2f} GB with its weights, and optimize holds a graph in one "
-            f"message of at most {LARGEST / 1e9:.2f} GB; use the bundle as it is, onnxruntime simplifies it when it is loaded"
-        )
 
 
 def _run(item: Pass, work: _Work) -> None:
@@ -184,6 +179,8 @@ def _run(item: Pass, work: _Work) -> None:
     counted = isinstance(made, Rewritten)
     rewritten = made if isinstance(made, Rewritten) else Rewritten(made, 0, ())
     after = rewritten.model
+    if work.folder is not None:
+        after = moved_out(after, work.folder / f"{work.name}.{item.name}.data")
     more: dict[str, Any] = {"matches": rewritten.matches, "refusals": rewritten.refusals} if counted else {}
     if (counted and not rewritten.matches) or _shape_of(after) == _shape_of(model):
         work.results.append(_result(item, work, model, "nothing to do", **more))
@@ -224,7 +221,7 @@ def _too_slow(item: Pass, pace: tuple[Pace, ...], tied: bool) -> str | None:
 
 def _result(item: Pass, work: _Work, after: onnx.ModelProto, outcome: str, **more: Any) -> PassResult:
     before = work.model
-    nodes, sizes = (len(before.graph.node), len(after.graph.node)), (before.ByteSize(), after.ByteSize())
+    nodes, sizes = (len(before.graph.node), len(after.graph.node)), (size_of(before), size_of(after))
     return PassResult(work.name, item.name, *nodes, *sizes, outcome, **more)
 
 
@@ -257,7 +254,7 @@ def _refuse_slower_whole(work: _Work) -> None:
         work.pace = pace
         return
     text = f"reverted: all passes together are {slowest.ratio.median:.2f} times slower at {slowest.sizes}"
-    size = work.original.ByteSize()
+    size = size_of(work.original)
     work.results = [
         replace(result, outcome=text, nodes_after=result.nodes_before, bytes_after=size) if result.applied else result
         for result in work.results
@@ -270,7 +267,7 @@ def _summary(work: _Work, final: onnx.ModelProto, manifest: Manifest) -> GraphRe
     if work.workload and final is not work.model:  # a head was added
         signature = manifest.graphs[work.name].signature
         pace = compare_pace(work.original, final, work.trials.signature, work.workload, clock="wall", after_signature=signature)
-    sizes = (work.original.ByteSize(), final.ByteSize())
+    sizes = (size_of(work.original), size_of(final))
     return GraphResult(work.name, len(work.original.graph.node), len(final.graph.node), *sizes, pace)
 
 
@@ -287,9 +284,10 @@ def _write(
     manifest: Manifest,
     models: dict[str, onnx.ModelProto],
     goldens: dict[str, bytes | Path],
+    folder: Path,
     force: bool,
 ) -> None:
-    packed, weights = pack_graphs(models, external=_weights_are_outside(bundle))
+    packed, weights = pack_graphs(models, folder, external=_weights_are_outside(bundle))
     graphs = {name: replace(graph, file=f"{name}.onnx", weights=weights[name]) for name, graph in manifest.graphs.items()}
     requirements = requirements_of(*models.values()) | {"cpu_features": manifest.requirements["cpu_features"]}
     replaced = {name for graph in bundle.manifest.graphs.values() for name in (graph.file, *graph.weights)}
@@ -310,7 +308,7 @@ def _weights_are_outside(bundle: Bundle) -> bool:
 
 def _weight_bytes(model: onnx.ModelProto) -> int:
     """Size of the graph without the shapes that inference noted, which say nothing new."""
-    return model.ByteSize() - sum(value.ByteSize() for value in model.graph.value_info)
+    return size_of(model) - sum(value.ByteSize() for value in model.graph.value_info)
 
 
 def _shape_of(model: onnx.ModelProto) -> tuple[Any, ...]:

@@ -6,10 +6,8 @@ happens to broadcast). So every axis is moved too, and there the graph as it was
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +15,12 @@ import onnx
 
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError
-from runtime.session import Session
 from runtime.signature import GraphSignature
 from runtime.state import WANTED, specified
 from runtime.verify import OutputComparison, compare
 
 from .parity import Arrays, fresh_inputs
-from .weights import for_session
+from .weights import open_model
 
 Sizes = Mapping[str, int]
 _LONG = (64, 32, 16)  # tokens of a long text, the longest that the graph takes
@@ -52,7 +49,7 @@ class Trials:
 
     def judge(self, model: onnx.ModelProto) -> tuple[float, OutputComparison | None, Trial | None]:
         """The largest error, and the first comparison that fails with the trial it failed on. Raises what a session raises."""
-        session = _session(model, self.signature)
+        session = open_model(model, self.signature)
         worst = 0.0
         for trial in self.all:
             actual = specified(self.signature.states, session.run(trial.inputs))
@@ -62,11 +59,6 @@ class Trials:
                 if not comparison:
                     return worst, comparison, trial
         return worst, None, None
-
-
-def _session(model: onnx.ModelProto, signature: GraphSignature) -> Session:
-    with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
-        return Session(for_session(model, Path(folder)), signature, device="cpu", log_level=4)
 
 
 def trials_of(bundle: Bundle, name: str, model: onnx.ModelProto) -> Trials:
@@ -88,7 +80,7 @@ def _at_other_sizes(
     if any(state.filled for state in signature.states):
         return _rows_and_room(signature, allowed, goldens, model)
     example = max(goldens, key=lambda trial: sum(array.size for array in trial.inputs.values()))
-    session = _session(model, signature)
+    session = open_model(model, signature)
     trials = []
     for seed, sizes in enumerate(_other_sizes(signature, example.sizes)):
         label = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
@@ -106,7 +98,7 @@ def _rows_and_room(
     signature: GraphSignature, allowed: Mapping[str, float], goldens: tuple[Trial, ...], model: onnx.ModelProto
 ) -> tuple[Trial, ...]:
     """Of a cache in place, whose counters random numbers would contradict: each golden's last row alone, and more room."""
-    session = _session(model, signature)
+    session = open_model(model, signature)
     trials = []
     for golden in goldens:
         alone, roomier = dict(golden.inputs), dict(golden.inputs)
@@ -152,7 +144,7 @@ def workload_of(trials: Trials, model: onnx.ModelProto) -> list[tuple[Sizes, Arr
     longest = max(trials.goldens, key=lambda trial: sum(trial.sizes.values()), default=None)
     if longest is None:
         return workload
-    session = _session(model, trials.signature)
+    session = open_model(model, trials.signature)
     for sizes in _long_rows(trials.signature, longest.sizes):
         try:
             inputs = fresh_inputs(trials.signature, longest.inputs, sizes, seed=0)

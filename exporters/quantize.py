@@ -21,6 +21,7 @@ from runtime.bench import DEFAULT_PAST, bench, bundle_variant
 from runtime.bundle import DECODER, GENERATOR, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
 from runtime.feeds import natural_batch
+from runtime.machine import available_memory
 from runtime.metrics import Metric
 from runtime.session import Session
 from runtime.state import specified
@@ -31,12 +32,13 @@ from .crossover import ROWS, crossover
 from .quantized_graphs import Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import STEP_BY_STEP
-from .quantizers.scheme import Calibration, NodeDecision, Scheme
+from .quantizers.scheme import HALVES, Calibration, NodeDecision, Scheme
 
 NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
 NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
 _LAUNCHES = 3, 6  # the latter if the machine was disturbed
 _LAUNCH_SECONDS = 2.0  # for each bundle; calls of 30 ms take all 35 rounds in it
+_SHARE_OF_MEMORY = 0.8  # of what is available, that the bundles of one race may take
 _TOLERANCE_MARGIN = 2.0
 MIXED = "mixed"  # the precision of a bundle that several schemes made
 
@@ -305,7 +307,7 @@ def built(
     if for_size:
         converted = converted.without(MANY)
     scheme = parts[0].scheme if len(parts) == 1 else MIXED
-    manifest, files = draft(bundle, converted, scheme)
+    manifest, files = draft(bundle, converted, scheme, folder)
     candidate = write_bundle(folder / "candidate.bundle", manifest, files)
     refuse_unchanged(bundle, candidate, converted, scheme)
     if tried or MANY in converted.models:  # both forms are opened in this process below
@@ -315,7 +317,7 @@ def built(
     progress("measuring the form for many rows")
     rows = crossover(candidate, threads)
     if rows is None:
-        manifest, files = draft(bundle, converted.without(MANY), scheme)
+        manifest, files = draft(bundle, converted.without(MANY), scheme, folder)
         note = f"the decoder's form for many rows was left out: it is not faster at {ROWS[-1]} rows, or their number is fixed"
     else:
         manifest = replace(manifest, generation={**(manifest.generation or {}), "many_rows_from": rows})
@@ -381,7 +383,26 @@ def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Sp
 
 
 def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
-    """Interleaved timing of candidates, the original, and the original again as a control."""
+    """Interleaved timing of candidates, the original, and the original again as a control; of large ones in several races."""
+    return [speed for group in _that_fit(before, after) for speed in _race(before, group, batch, threads)]
+
+
+def _that_fit(before: Bundle, after: Sequence[Bundle]) -> list[list[Bundle]]:
+    """Candidates in groups, as many at a time as memory holds beside the original and its copy."""
+    room = available_memory()
+    groups: list[list[Bundle]] = [[]]
+    left = limit = float("inf") if room is None else _SHARE_OF_MEMORY * room - 2 * before.graph_bytes
+    for bundle in after:
+        needed = before.graph_bytes if bundle.manifest.precision in (*HALVES, MIXED) else bundle.graph_bytes
+        if groups[-1] and needed > left:
+            groups.append([])
+            left = limit
+        groups[-1].append(bundle)
+        left -= needed
+    return groups
+
+
+def _race(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
     names = [f"candidate {number}" for number, _ in enumerate(after)]
     bundles = [("original", before), ("control", before), *zip(names, after, strict=True)]
     variants = [bundle_variant(bundle.root, name=name, threads=threads, past=past_of(bundle)) for name, bundle in bundles]

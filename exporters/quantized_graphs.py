@@ -20,11 +20,11 @@ from runtime.errors import EdgekitError, QuantizationRefused
 from runtime.signature import GraphSignature
 
 from .calibration import Statistics
-from .graph import operators_of, read_model, requirements_of
+from .graph import operators_of, read_without_weights, requirements_of
 from .quantizers import scheme_for
 from .quantizers.scheme import Calibration, NodeDecision, Remark, Request, Scheme, decide_all, quantizable
 from .quantizers.weights import tied_tables
-from .weights import pack_graphs
+from .weights import pack_graphs, read_mapped
 
 # A search converts one bundle many times, and what its activations are like does not change with it.
 _GATHERED: WeakKeyDictionary[Calibration, dict[tuple[str, str], Statistics]] = WeakKeyDictionary()
@@ -68,7 +68,7 @@ def convert_parts(
     progress: Callable[[str], None] = lambda step: None,
 ) -> Converted:
     """Every node goes to the first part that takes it."""
-    models = {name: quantizable(read_model(bundle.graph_path(name))) for name in bundle.manifest.graphs}
+    models = {name: quantizable(read_mapped(bundle.graph_path(name))) for name in bundle.manifest.graphs}
     schemes = [scheme_for(part.scheme, bundle.manifest) for part in parts]
     for scheme in schemes:
         models = {name: scheme.prepare(model) for name, model in models.items()}
@@ -197,10 +197,11 @@ def _reads_whole_texts(signature: GraphSignature) -> bool:
     return not signature.states and first.dtype == "int64" and len(first.shape) == 2
 
 
-def draft(bundle: Bundle, converted: Converted, scheme: str) -> tuple[Manifest, dict[str, bytes | Path]]:
-    """The manifest and files of the candidate: the parent's goldens, tokenizers and labels with the new graphs."""
+def draft(bundle: Bundle, converted: Converted, scheme: str, folder: Path) -> tuple[Manifest, dict[str, bytes | Path]]:
+    """The manifest and files of the candidate: the parent's goldens, tokenizers and labels with the new graphs. Large
+    files are written in `folder`."""
     old = bundle.manifest
-    packed, weights = pack_graphs(converted.models, once=True)
+    packed, weights = pack_graphs(converted.models, folder, once=True)
     sources = {name: DECODER if name == MANY else name for name in converted.models}
     graphs = {name: replace(old.graphs[source], file=f"{name}.onnx", weights=weights[name]) for name, source in sources.items()}
     goldens = [
@@ -229,7 +230,7 @@ def _operators(model: onnx.ModelProto) -> dict[str, int]:
 
 def refuse_unchanged(before: Bundle, after: Bundle, converted: Converted, scheme: str) -> None:
     changed = any(
-        name not in before.manifest.graphs or _operators(model) != _operators(read_model(before.graph_path(name)))
+        name not in before.manifest.graphs or _operators(model) != _operators(read_without_weights(before.graph_path(name)))
         for name, model in converted.models.items()
     )
     if not changed and scheme != "fp16":

@@ -25,7 +25,6 @@ from runtime.bundle import DECODER, Bundle
 from runtime.errors import QuantizationRefused
 
 from .candidates import Candidate, Laboratory, Measured, Setting
-from .graph import read_model
 from .preference import Preference, Tried, is_alone
 from .quantize import (
     MIXED,
@@ -45,6 +44,7 @@ from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import FLOAT32, INT8, OPERATORS, STEP_BY_STEP
 from .quantizers.scheme import HALVES, Calibration, NodeDecision, Scheme, quantizable
 from .sensitivity import sensitivity
+from .weights import read_mapped
 
 AUTO = "auto"
 _LIKELIEST_FIRST = ("int8-static", "int8-weights", "int8-dynamic", "int4-weights", "fp16", "bf16")
@@ -221,7 +221,7 @@ class _Searcher:
         found = set()
         graphs = self._bundle.manifest.graphs
         for name in graphs:
-            model = quantizable(read_model(self._bundle.graph_path(name)))
+            model = quantizable(read_mapped(self._bundle.graph_path(name)))
             kernels = {tensor.name: tensor.dims for tensor in model.graph.initializer if len(tensor.dims) == 4}
             for node in model.graph.node:
                 if node.op_type == "Conv" and node.input[1] in kernels and min(kernels[node.input[1]][:2]) < _NARROW:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
+import onnx
 
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError
@@ -20,6 +21,7 @@ from runtime.state import specified
 from .parity import Arrays
 from .quantized_graphs import Part, convert_parts
 from .quantizers.scheme import Calibration
+from .weights import open_model
 
 _BATCHES = 2  # of samples for each graph
 _GROUPS = 24  # at most so many conversions: neighbours in a deep network are looked at together
@@ -48,7 +50,7 @@ def sensitivity(
         try:
             models = convert_parts(bundle, (alone,), calibration).models
             worst = max(
-                _error(original[name], _answers(bundle, name, models[name].SerializeToString(), samples[name]))
+                _error(original[name], _answers(bundle, name, models[name], samples[name]))
                 for name in _graphs_of(bundle, group)
             )
         except EdgekitError:  # alone it cannot be converted or run
@@ -68,9 +70,13 @@ def _samples(bundle: Bundle, name: str, calibration: Calibration | None) -> list
     return [inputs for entry, inputs, _ in bundle.goldens() if entry.graph == name][:_BATCHES]
 
 
-def _answers(bundle: Bundle, name: str, model: bytes | None, samples: Sequence[Arrays]) -> list[Arrays]:
+def _answers(bundle: Bundle, name: str, model: onnx.ModelProto | None, samples: Sequence[Arrays]) -> list[Arrays]:
+    """Of the graph, or of `model` in its place."""
     signature = bundle.manifest.graphs[name].signature
-    session = Session(bundle.graph_path(name) if model is None else model, signature, device="cpu", log_level=4)
+    if model is None:
+        session = Session(bundle.graph_path(name), signature, device="cpu", log_level=4)
+    else:
+        session = open_model(model, signature)
     return [specified(signature.states, session.run(feeds)) for feeds in samples]
 
 

@@ -14,12 +14,12 @@ import onnx
 from numpy.typing import NDArray
 
 from runtime.errors import EdgekitError
-from runtime.session import Session
 from runtime.signature import GraphSignature, TensorSpec
 from runtime.verify import max_error
 
 from .graph import copy_of
 from .parity import Arrays
+from .weights import open_model
 
 _LONGEST = 12  # nodes named before the rest is counted
 
@@ -52,7 +52,7 @@ def _values(model: onnx.ModelProto, inputs: Arrays, names: set[str]) -> dict[str
     present = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted(names - present))
     specs = tuple(TensorSpec(name, "float32", ()) for name in sorted(names))  # only the names are read
-    session = Session(model.SerializeToString(), GraphSignature((), specs), device="cpu", optimization="none", log_level=4)
+    session = open_model(model, GraphSignature((), specs), optimization="none")
     return session.run_unchecked(inputs)
 
 

@@ -22,11 +22,12 @@ from .explain import reason_of as reason_of
 from .exportable import GraphSource
 from .graph import SMALL_WEIGHT, clean, fold_weights, rename_outputs
 from .recurrent_operators import recurrent_modules_as_operators
+from .tensors import map_in_place
 from .translations import translations_read_once
+from .weights import LARGEST_INLINE
 
 DEFAULT_OPSET = 20  # 23 and later use the Attention operator, which onnxruntime's CPU kernel rejects for some masks
 
-LARGEST_INLINE = 1_900_000_000  # bytes of weights; what else is in the file must fit below 2 GB too
 _OUTPUT = "output of the graph: "  # before a name while tracing: the tracer's own values may have the name too
 
 
@@ -67,13 +68,15 @@ def trace(graph: GraphSource, name: str, *, opset: int) -> torch.onnx.ONNXProgra
 def model_of(program: torch.onnx.ONNXProgram, graph: GraphSource, folder: Path) -> onnx.ModelProto:
     """The traced program as a lean ONNX model.
 
-    Weights that no ONNX file can hold (2 GB is its limit) are written to GRAPH.data in `folder`, and the model points there.
+    Weights that no message can hold are written to GRAPH.data in `folder`, and mapped from there.
     """
     weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values() if value.const_value)
     if weights > LARGEST_INLINE:
         file = f"{graph.name}.data"
         onnx_ir.external_data.unload_from_model(program.model, folder, file, size_threshold_bytes=SMALL_WEIGHT)
-    return clean(fold_weights(rename_outputs(program.model_proto, _OUTPUT)))
+    model = program.model_proto
+    map_in_place(model, folder)
+    return clean(fold_weights(rename_outputs(model, _OUTPUT)))
 
 
 def examples_of(graph: GraphSource) -> dict[str, torch.Tensor]:

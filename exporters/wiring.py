@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from .graph import graphs_of
+from .tensors import array_of, is_elsewhere
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,7 @@ class Wiring:
     def value(self, name: str) -> NDArray[Any] | None:
         """The value of a constant, or None. Weights that were not loaded have none."""
         tensor = self.constants.get(name)
-        if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
-            return None
-        return numpy_helper.to_array(tensor)
+        return None if tensor is None or is_elsewhere(tensor) else array_of(tensor)
 
     def is_fixed(self, name: str) -> bool:
         """Whether it does not depend on an input."""

@@ -12,7 +12,7 @@ import onnx
 
 from runtime.errors import OptionError
 
-from ..graph import copy_of
+from ..weights import loaded
 from .quiet import quiet
 from .scheme import Request, Scheme
 from .stored import store
@@ -51,7 +51,7 @@ def apply(request: Request) -> onnx.ModelProto:
     narrowed = request.narrowed or request.by_node
     keep = [node.name for node in request.model.graph.node if narrowed and node.name not in request.nodes]
     with quiet():
-        return convert_float_to_float16(copy_of(request.model), keep_io_types=True, node_block_list=keep)
+        return convert_float_to_float16(loaded(request.model), keep_io_types=True, node_block_list=keep)
 
 
 SCHEME = Scheme(

@@ -22,10 +22,13 @@ inputs (gptq.py: 0.26).
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
+
+from runtime.machine import available_cpus
 
 from .blocks import Array, Grid
 
@@ -46,8 +49,11 @@ def fitted(filled: Array, grid: Grid) -> Grid:
     key = digest.digest()
     if key not in _FITTED:
         rows = max(1, _AT_ONCE // filled[0].size)
-        parts = (slice(start, start + rows) for start in range(0, len(filled), rows))
-        scales = [_fitted_scales(filled[part], grid.scales[part], grid.zeros[part], grid.highest) for part in parts]
+        parts = [slice(start, start + rows) for start in range(0, len(filled), rows)]
+        with ThreadPoolExecutor(available_cpus()) as threads:  # numpy lets the others go on
+            scales = list(
+                threads.map(lambda part: _fitted_scales(filled[part], grid.scales[part], grid.zeros[part], grid.highest), parts)
+            )
         while len(_FITTED) >= _REMEMBERED:
             del _FITTED[next(iter(_FITTED))]
         _FITTED[key] = np.concatenate(scales)

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 
+from ..weights import loaded
 from .quiet import quiet
 from .scheme import REDUCED_RANGE, Request, Scheme, Shapes
 from .weights import EIGHT_BIT
@@ -45,7 +46,7 @@ def _by_onnxruntime(request: Request) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder, quiet():
         target = Path(folder) / "quantized.onnx"
         quantize_dynamic(
-            request.model,
+            loaded(request.model),
             target,
             op_types_to_quantize=[*(name for name in request.operators if name not in _TAKEN_APART), "MatMul"],
             nodes_to_quantize=nodes,

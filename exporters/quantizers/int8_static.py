@@ -15,12 +15,14 @@ Networks on tokens: static_text.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 
 from ..graph import drop_unread_weights
+from ..weights import loaded
 from .integer_biases import with_integer_biases
 from .quiet import quiet
 from .ranges import Range
@@ -41,6 +43,7 @@ _JOINING = ("Add", "Concat")  # of branches: in int8 where all of them are
 
 def apply(request: Request) -> onnx.ModelProto:
     settings: StaticSettings = request.settings
+    request = replace(request, model=loaded(request.model))
     per_channel = "Conv" in request.operators if settings.per_channel is None else settings.per_channel
     products = [node for node in request.model.graph.node if node.name in request.nodes]
     found = observed(request, _quantized_tensors(request, per_channel), products)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
-from onnx import numpy_helper
 
 from runtime.errors import OptionError
 
 from ..calibration import Activations, Statistics
+from ..tensors import array_of
 from ..wiring import attribute
 from .ranges import METHODS, MINMAX, PERCENTILE, Range, ranges_of
 from .saturation import EXACT, FULL, can_saturate, kernel_rows, quantize_weight
@@ -91,7 +91,7 @@ def reduced_products(
         highest = found[node.input[0]].highest
         assert highest is not None
         axis = output_axis(node)
-        weight = numpy_helper.to_array(weights[node.input[1]])
+        weight = array_of(weights[node.input[1]])
         numbers, _ = quantize_weight(weight, FULL, axis if per_channel(node) else None)
         if node.op_type == "Conv":
             rows, highest = kernel_rows(numbers, highest)

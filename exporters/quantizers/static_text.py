@@ -22,6 +22,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..graph import copy_of, drop_unread_weights
+from ..tensors import array_of
 from . import int8_static
 from .integer_biases import with_integer_biases
 from .ranges import Range
@@ -188,7 +189,7 @@ class _Writer:
         return FULL if self._settings.reduce_range == NEVER else REDUCED
 
     def _array(self, name: str) -> Array:
-        return numpy_helper.to_array(self._tensors[name])
+        return array_of(self._tensors[name])
 
 
 ON_TOKENS = replace(

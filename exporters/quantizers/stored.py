@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from ..graph import copy_of
+from ..tensors import array_of
 
 _FEWEST_WEIGHTS = 256  # below that the Cast takes more bytes than it saves
 _NUMBERS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -27,7 +28,7 @@ def store(model: onnx.ModelProto, nodes: tuple[str, ...], kind: str) -> onnx.Mod
     read = {name for node in graph.node if node.name in nodes for name in node.input}
     casts, kept = [], []
     for tensor in graph.initializer:
-        array = numpy_helper.to_array(tensor) if tensor.name in read and tensor.data_type == TensorProto.FLOAT else None
+        array = array_of(tensor) if tensor.name in read and tensor.data_type == TensorProto.FLOAT else None
         if array is None or array.size < _FEWEST_WEIGHTS or not np.abs(array).max() <= _LARGEST[kind]:
             kept.append(tensor)
             continue

@@ -26,6 +26,7 @@ from onnx import helper, numpy_helper
 from runtime.errors import OptionError
 
 from ..graph import copy_of, drop_unread_weights
+from ..tensors import array_of
 from ..wiring import Wiring, attribute
 from .blocks import Array, Blocks
 from .recurrent import AUTO, OPERATORS, arithmetic_of
@@ -98,7 +99,7 @@ def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
         for node in model.graph.node:
             if node.op_type == "Gather" and node.input[0] in weights:
                 table = weights[node.input[0]]
-                tables.setdefault(tuple(table.dims), set()).add(digest_of(numpy_helper.to_array(table)))
+                tables.setdefault(tuple(table.dims), set()).add(digest_of(array_of(table)))
             elif node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
                 tensor = weights[node.input[1]]
                 turned = node.op_type == "Gemm" and attribute(node, "transB", 0)
@@ -110,7 +111,7 @@ def tied_tables(models: Iterable[onnx.ModelProto]) -> frozenset[str]:
             continue  # nothing to compare with
         graphs: dict[str, set[int]] = {}
         for number, node, tensor in multiplied:
-            graphs.setdefault(digest_of(rows_of(node, numpy_helper.to_array(tensor))), set()).add(number)
+            graphs.setdefault(digest_of(rows_of(node, array_of(tensor))), set()).add(number)
         found |= graphs.keys() & tables.get(shape, set())
         found |= {_in_several_graphs(digest) for digest, readers in graphs.items() if len(readers) > 1}
     return frozenset(found)
@@ -176,7 +177,7 @@ class _Writer:
         bias, output = rest[0] if rest and rest[0] else None, node.output[0]
         if (after := self._biases.get(node.name)) is not None:
             bias, output = next(name for name in after.input if name != output), after.output[0]
-        rows = rows_of(node, numpy_helper.to_array(self._tensors[weight]))
+        rows = rows_of(node, array_of(self._tensors[weight]))
         if node.op_type == "Gemm":
             weight = f"{weight}.{node.name}"  # two of them may transpose or scale one weight differently
         digest = digest_of(rows) if self._request.tied else ""
@@ -238,7 +239,7 @@ class _Writer:
         return made[0] + nodes
 
     def gather(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        table = numpy_helper.to_array(self._tensors[node.input[0]])
+        table = array_of(self._tensors[node.input[0]])
         tied = digest_of(table) in self._request.tied
         blocks = rounded(table, self._bits_of(True) if tied else 8, self._settings)
         return [self._taken(f"{node.input[0]}.table", blocks, node.input[1], node.output[0], node.name)]

@@ -63,8 +63,8 @@ def wrap(
     _refuse_request(bundle, beams, max_new_tokens)
     progress("building the graph")
     parts = Parts.of(bundle)
-    manifest, files = _draft(bundle, parts, beams, max_new_tokens)
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
+        manifest, files = _draft(bundle, parts, beams, max_new_tokens, Path(folder))
         candidate = write_bundle(Path(folder) / "candidate.bundle", manifest, files)
         with Model(bundle, device="cpu") as host, Model(candidate, device="cpu") as wrapped:
             progress("comparing it with the loop outside the graph")
@@ -107,11 +107,13 @@ def _refuse_request(bundle: Bundle, beams: int, max_new_tokens: int | None) -> N
         raise OptionError(f"{bundle.root.name} is already wrapped; wrap the bundle it was made from")
 
 
-def _draft(bundle: Bundle, parts: Parts, beams: int, max_new_tokens: int | None) -> tuple[Manifest, dict[str, bytes | Path]]:
+def _draft(
+    bundle: Bundle, parts: Parts, beams: int, max_new_tokens: int | None, folder: Path
+) -> tuple[Manifest, dict[str, bytes | Path]]:
     """The manifest, without goldens, and the files of the wrapped bundle."""
     old = bundle.manifest
     model, signature = generator_graph(parts, beams)
-    files, weights = pack_graphs({GENERATOR: model}, external=bundle.graph_bytes > _LARGE, once=True)
+    files, weights = pack_graphs({GENERATOR: model}, folder, external=bundle.graph_bytes > _LARGE, once=True)
     files |= {file: bundle.root / file for file in old.tokenizers.values()}
     generation = {key: value for key, value in (old.generation or {}).items() if key in ("bos", "eos", "pad", "longest")}
     generation |= {"beams": beams, ROOM: max_new_tokens, "positions": parts.positions}

@@ -165,6 +165,26 @@ def test_a_slower_result_advises_what_may_be_faster() -> None:
     assert advice("int8-static", {"Conv": "chosen"}) == "Try --for-size if only size matters. "
 
 
+def test_candidates_race_in_groups_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sized(size: int, precision: str) -> Any:
+        return SimpleNamespace(graph_bytes=size, manifest=SimpleNamespace(precision=precision))
+
+    races: list[list[int]] = []
+
+    def race(before: Any, after: list[Any], batch: int, threads: int) -> list[Any]:
+        races.append([item.graph_bytes for item in after])
+        return [item.graph_bytes for item in after]
+
+    monkeypatch.setattr("exporters.quantize._race", race)
+    candidates = [sized(25, "int8-static"), sized(26, "int8-weights"), sized(50, "fp16"), sized(13, "int4-weights")]
+    sizes = [25, 26, 50, 13]
+    for memory, expected in {None: [sizes], 1000: [sizes], 400: [[25, 26], [50, 13]], 100: [[25], [26], [50], [13]]}.items():
+        races.clear()
+        monkeypatch.setattr("exporters.quantize.available_memory", lambda memory=memory: memory)
+        assert measure_speeds(sized(100, "fp32"), candidates, 1, 1) == sizes
+        assert races == expected
+
+
 @pytest.mark.parametrize(
     ("control", "candidate", "races"),
     [

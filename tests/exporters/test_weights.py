@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from exporters import pace, pass_trials, weights
+from exporters import pace, weights
 from exporters.adopt import adopt
 from exporters.graph import signature_of
 from exporters.optimize import optimize
@@ -62,7 +62,7 @@ def test_optimize_tries_and_times_large_graphs_from_files(tmp_path: Path, monkey
             given.append(data)
             super().__init__(data, *arguments, **options)
 
-    for module in (pace, pass_trials):
+    for module in (pace, weights):
         monkeypatch.setattr(module, "Session", Recorded)
     monkeypatch.setattr(weights, "LARGE", 0)
     bundle = adopt(save(two_products(), tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle

@@ -58,7 +58,7 @@ def quantized(tiny: Tiny, folder: Path, *, many: bool = True) -> Bundle:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exporters.quantizers.scheme.FEWEST_WEIGHTS", 0)  # networks as tiny as these are not worth it
         converted = convert(tiny.model.bundle, "int8-weights", (), (), None)
-    manifest, files = draft(tiny.model.bundle, converted if many else converted.without(MANY), "int8-weights")
+    manifest, files = draft(tiny.model.bundle, converted if many else converted.without(MANY), "int8-weights", folder)
     tolerance = {"logits": Tolerance(0.1, 0.1, "of the quantization")}
     manifest = replace(manifest, tolerance={name: tolerance for name in (DECODER, MANY) if name in manifest.graphs})
     return write_bundle(folder / "quantized.bundle", manifest, files)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ def write_quantized(bundle: Bundle, precision: str, target: Path, *, exact: bool
         converted = convert(bundle, scheme, (), (), calibration, settings)
     if exact and precision == STATIC:
         converted = Converted({name: _without_rounding(model) for name, model in converted.models.items()}, converted.nodes)
-    manifest, files = draft(bundle, converted, scheme)
-    write_bundle(target, manifest, files)
+    with TemporaryDirectory() as folder:
+        write_bundle(target, *draft(bundle, converted, scheme, Path(folder)))
 
 
 def _texts() -> list[list[int]]:

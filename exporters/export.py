@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,14 +28,24 @@ from .exportable import Exportable, Generator, GraphSource
 from .found_axes import prove_found_axes
 from .graph import precision_of, requirements_of, signature_of
 from .laws import LawResult, check_laws, refuse_broken_laws
-from .parity import Arrays, Case, compare_cases, derive_tolerance, fresh_inputs, fuzz_cases, remembering, torch_reference
+from .parity import (
+    Arrays,
+    Case,
+    compare_cases,
+    derive_tolerance,
+    fresh_inputs,
+    fuzz_cases,
+    precise_reference,
+    remembering,
+    torch_reference,
+)
 from .profiles import PORTABLE
 from .trace import DEFAULT_OPSET, examples_of, model_of, reason_of, trace
 from .weights import open_model, pack_graphs
 
 _GOLDENS = 3
 _GOLDEN_BYTES = 8 << 20  # a golden is a proof to carry, not a data set
-_LARGE = 20_000_000  # weights; beyond, the float64 reference is computed for every third case only
+_LARGE = 20_000_000  # weights; from there on the float64 reference is computed for every third case only
 _MIN_SIZES = 3  # fresh sizes an axis must have been tried at before it may be called dynamic
 
 Progress = Callable[[str], None]
@@ -124,6 +135,8 @@ def export(
         for graph in network.graphs:
             label = f"{network.name}'s {graph.name}" if several else network.name
             proofs.append(prove_found_axes(graph, partial(prove, label=label), progress))
+            if weights_of(graph.module) >= _LARGE:
+                gc.collect()  # what was traced refers to itself in circles, and holds all weights
         _refuse_other_task(network, proofs[0].signature)
         laws: tuple[LawResult, ...] = ()
         if network.generator is not None:
@@ -206,7 +219,7 @@ class Prover:
         reference = remembering(live)
         inputs, skipped = _runnable_cases(graph, signature, reference, self.thorough)
         some = [feeds for _, feeds in inputs][:: 1 if weights_of(graph.module) < _LARGE else 3]
-        tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), some, again=live)
+        tolerance = derive_tolerance(reference, precise_reference(graph), some, again=live)
         self.sessions[graph.name] = session = open_model(model, signature)
         cases = compare_cases(session, reference, tolerance, inputs)
         if graph.axes_were_found and graph.dynamic_axes:

@@ -33,11 +33,10 @@ class GraphSource:
     draw: Callable[[Mapping[str, int], int], dict[str, Tensor]] | None = None
     axes_were_found: bool = False  # by trying, not declared: one that cannot be traced is made fixed rather than refused
 
-    def call(self, inputs: Mapping[str, Tensor], module: nn.Module | None = None) -> dict[str, Tensor]:
+    def call(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the module in PyTorch; its outputs by name."""
-        module = module or self.module
         with torch.inference_mode(), contextlib.redirect_stdout(sys.stderr):  # what it prints must not get among our results
-            result = module(**inputs) if self.by_keyword else module(*inputs.values())
+            result = self.module(**inputs) if self.by_keyword else self.module(*inputs.values())
         return dict(zip(self.output_names, (tensor for _, tensor in named_outputs(result)), strict=True))
 
 

@@ -6,7 +6,6 @@ in any pieces, alone or in a batch, padded or not, and after rows of the state h
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from runtime.session import Session
 from runtime.state import TOKENS, initial_state, reorder, step
 from runtime.verify import max_error
 
+from .double import in_float64
 from .exportable import Generator
 from .margin import token_margin
 from .parity import EPSILON, MARGIN
@@ -144,7 +144,8 @@ def _text(about: Generator, host: Host, batch: int, time: int, seed: int) -> Tex
             source[1:, max(1, host.source_size - 2) :] = about.pad  # one source is longer than the others
     arguments = torch.from_numpy(tokens), None if source is None else torch.from_numpy(source)
     logits = about.logits(*arguments).numpy()
-    exact = about.logits(*arguments, network=copy.deepcopy(about.network).double()).numpy()
+    with in_float64(about.network):
+        exact = about.logits(*arguments).numpy()
     if not np.isfinite(logits).all():
         raise ParityRefused("the network's own logits are not finite numbers, so nothing can be proved of its decoding")
     scale = float(np.abs(logits).max())

@@ -7,9 +7,9 @@ in float64 on the same inputs, times MARGIN.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from runtime.signature import GraphSignature, bind_sizes
 from runtime.state import specified
 from runtime.verify import OutputComparison, compare, max_error
 
+from .double import in_float64
 from .exportable import GraphSource
 
 MARGIN = 10.0  # another summation order gives errors of the same size as PyTorch's own; ten times that is a different answer
@@ -106,18 +107,27 @@ def fresh_inputs(
     return inputs
 
 
-def torch_reference(graph: GraphSource, dtype: torch.dtype | None = None) -> Reference:
-    """The graph in PyTorch as a function of numpy arrays; in `dtype` if one is given."""
-    module = graph.module if dtype is None else copy.deepcopy(graph.module).to(dtype)
+def torch_reference(graph: GraphSource) -> Reference:
+    """The graph in PyTorch as a function of numpy arrays."""
+    return partial(_answer, graph)
+
+
+def precise_reference(graph: GraphSource) -> Reference:
+    """… in float64."""
 
     def run(inputs: Arrays) -> Arrays:
-        tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
-        if dtype is not None:
-            tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        outputs = {name: tensor.detach().numpy() for name, tensor in graph.call(tensors, module).items()}
-        return specified(graph.states, outputs)
+        with in_float64(graph.module):
+            return _answer(
+                graph, {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in inputs.items()}
+            )
 
     return run
+
+
+def _answer(graph: GraphSource, inputs: Arrays) -> Arrays:
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
+    outputs = {name: tensor.detach().numpy() for name, tensor in graph.call(tensors).items()}
+    return specified(graph.states, outputs)
 
 
 def remembering(reference: Reference) -> Reference:

@@ -18,6 +18,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,16 +70,14 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
     threads = 1 if CATALOG[name].parameters() < _SMALL else available_cpus()
+    about = {"trained": trained, "cpu": describe_machine()["cpu"]}
     alone = [scheme for scheme in schemes if scheme != _AUTO]
     for scheme, cell in (_alone(bundle, alone, threads, work) if alone else {}).items():
-        known[f"{name}/{scheme}"] = {"trained": trained, **cell}
+        known[f"{name}/{scheme}"] = about | cell
     _save(known)
     if _AUTO in schemes:
         note(f"{name}: auto")
-        known[f"{name}/{_AUTO}"] = {
-            "trained": trained,
-            **_auto(bundle, threads, work, _seconds(CATALOG[name].parameters())),
-        }
+        known[f"{name}/{_AUTO}"] = about | _auto(bundle, threads, work, _seconds(CATALOG[name].parameters()))
 
 
 def _bundle(name: str, work: Path, runs: Path | None) -> tuple[Path | str, bool]:
@@ -194,7 +193,8 @@ def _edgekit(command: tuple[str, ...]) -> tuple[int, str, str]:
 
 
 def page(record: dict[str, Any]) -> str:
-    machine = record["machine"]
+    cpus = Counter(cell["cpu"] for cell in record["cells"].values() if "cpu" in cell)
+    usual = cpus.most_common(1)[0][0]
     lines = [
         "# Quantization, measured",
         "",
@@ -211,8 +211,8 @@ def page(record: dict[str, Any]) -> str:
         "[guide](guide-quantize.md); *without 2 nodes*",
         "means that these stayed in float32 or went to the scheme after the plus.",
         "",
-        f"Measured on {machine['cpu']}, {record['threads']} threads (networks of less than two million parameters, which are",
-        f"fastest so: one), onnxruntime {machine['onnxruntime']}.",
+        f"Measured on {usual} where nothing else is said, {record['threads']} threads (networks of less than two million",
+        f"parameters, which are fastest so: one), onnxruntime {record['onnxruntime']}.",
         "",
     ]
     if missing := [name for name in CATALOG if not any(key.startswith(f"{name}/") for key in record["cells"])]:
@@ -223,7 +223,9 @@ def page(record: dict[str, Any]) -> str:
         if not cells or _why_not_measured(cells):
             continue
         trained = ", trained" if any(cell.get("trained") for cell in cells.values()) else ""
-        lines += [f"## {name}{trained}", "", "| scheme | size | latency | metric | verdict |", "|---|---|---|---|---|"]
+        others = sorted({cell["cpu"] for cell in cells.values() if "cpu" in cell} - {usual})
+        place = f", on {' and '.join(others)}" if others else ""
+        lines += [f"## {name}{trained}{place}", "", "| scheme | size | latency | metric | verdict |", "|---|---|---|---|---|"]
         lines += [_row(scheme, cell) for scheme, cell in cells.items()]
         lines.append("")
     return "\n".join([*lines, *_left_out(record["cells"])])
@@ -336,7 +338,7 @@ def _load() -> dict[str, Cell]:
 
 def _save(cells: dict[str, Cell]) -> None:
     ordered = {key: cells[key] for name in CATALOG for scheme in SCHEMES if (key := f"{name}/{scheme}") in cells}
-    record = {"machine": describe_machine(), "threads": available_cpus(), "cells": ordered}
+    record = {"onnxruntime": describe_machine()["onnxruntime"], "threads": available_cpus(), "cells": ordered}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     _write_pages(record)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from exporters.diagnose import Diagnosis, diagnose
 from exporters.exportable import GraphSource
 from exporters.graph import signature_of
-from exporters.parity import Case, compare_cases, derive_tolerance, torch_reference
+from exporters.parity import Case, compare_cases, derive_tolerance, precise_reference, torch_reference
 from exporters.trace import model_of, trace
 from runtime.session import Session
 
@@ -90,7 +90,7 @@ def explain(graph: GraphSource, model: onnx.ModelProto, inputs: dict[str, Any], 
     """Find that the case fails, as exporting does, and diagnose it."""
     signature = signature_of(model)
     reference = torch_reference(graph)
-    tolerance = derive_tolerance(reference, torch_reference(graph, torch.float64), [inputs])
+    tolerance = derive_tolerance(reference, precise_reference(graph), [inputs])
     session = Session(model.SerializeToString(), signature, device="cpu", log_level=4)
     case = compare_cases(session, reference, tolerance, [(signature.check_feeds(inputs), inputs)])[0]
     assert not case

@@ -11,7 +11,7 @@ import torch
 import runtime
 from exporters import export as export_module
 from exporters.export import export, refuse_failures
-from exporters.parity import derive_tolerance, fresh_inputs, fuzz_cases, fuzz_sizes, torch_reference
+from exporters.parity import derive_tolerance, fresh_inputs, fuzz_cases, fuzz_sizes, precise_reference, torch_reference
 from exporters.source import find_source
 from exporters.trace import model_of
 from runtime.bundle import Bundle
@@ -157,7 +157,7 @@ def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_tolerance_is_the_networks_own_rounding_error() -> None:
     network = find_source("mlp")
     inputs = {"features": np.random.default_rng(0).standard_normal((5, 1, 8, 8)).astype(np.float32)}
-    single, double = torch_reference(network.graph), torch_reference(network.graph, torch.float64)
+    single, double = torch_reference(network.graph), precise_reference(network.graph)
     tolerance = derive_tolerance(single, double, [inputs])["logits"]
     measured = np.abs(single(inputs)["logits"].astype(np.float64) - double(inputs)["logits"]).max()
     assert tolerance.measured == pytest.approx(measured)

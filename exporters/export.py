@@ -19,7 +19,6 @@ from torch import nn
 from architectures.run_directory import tokenizer_file
 from runtime.bundle import Bundle, GoldenEntry, GraphEntry, Manifest, Tolerance, lineage_step, pack_golden, write_bundle
 from runtime.errors import ParityRefused, SourceError
-from runtime.session import Session
 from runtime.signature import GraphSignature
 from runtime.text import BOS, EOS, Tokenizer
 
@@ -27,7 +26,7 @@ from .diagnose import diagnose
 from .exportable import Exportable, Generator, GraphSource
 from .found_axes import prove_found_axes
 from .graph import precision_of, requirements_of, signature_of
-from .laws import LawResult, check_laws, refuse_broken_laws
+from .laws import LawResult, check_laws, refuse_broken_laws, texts_for
 from .parity import (
     Arrays,
     Case,
@@ -141,7 +140,10 @@ def export(
         laws: tuple[LawResult, ...] = ()
         if network.generator is not None:
             progress("checking the laws of decoding")
-            laws = check_laws(network.generator, prove.sessions, thorough=thorough)
+            texts = texts_for(network.generator, {proof.name: proof.signature for proof in proofs}, thorough=thorough)
+            sessions = {proof.name: open_model(proof.model, proof.signature) for proof in proofs}
+            laws = check_laws(network.generator, sessions, texts)
+            del sessions
             refuse_broken_laws(network.name, laws)
         progress("writing the bundle")
         bundle = write_proofs(
@@ -206,7 +208,6 @@ class Prover:
 
     def __init__(self, opset: int, thorough: bool, folder: Path, progress: Progress) -> None:
         self.opset, self.thorough, self.folder, self.progress = opset, thorough, folder, progress
-        self.sessions: dict[str, Session] = {}  # of the graphs proved so far
 
     def __call__(self, graph: GraphSource, label: str) -> GraphProof:
         self.progress(f"tracing {label}")
@@ -220,8 +221,7 @@ class Prover:
         inputs, skipped = _runnable_cases(graph, signature, reference, self.thorough)
         some = [feeds for _, feeds in inputs][:: 1 if weights_of(graph.module) < _LARGE else 3]
         tolerance = derive_tolerance(reference, precise_reference(graph), some, again=live)
-        self.sessions[graph.name] = session = open_model(model, signature)
-        cases = compare_cases(session, reference, tolerance, inputs)
+        cases = compare_cases(open_model(model, signature), reference, tolerance, inputs)
         if graph.axes_were_found and graph.dynamic_axes:
             refuse_failures(label, cases)  # to be tried again with fewer
         refuse_failures(label, cases, lambda case: diagnose(graph, model, signature, case, tolerance, program).text())

@@ -6,7 +6,7 @@ in any pieces, alone or in a batch, padded or not, and after rows of the state h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from runtime.bundle import DECODER, ENCODER
 from runtime.errors import EdgekitError, ParityRefused
 from runtime.session import Session
+from runtime.signature import GraphSignature
 from runtime.state import TOKENS, initial_state, reorder, step
 from runtime.verify import max_error
 
@@ -56,6 +57,30 @@ class Text:
         return Text(self.tokens[rows], source, self.logits[rows], self.allowed)
 
 
+class Sizes:
+    """What the graphs leave open, and what they fix."""
+
+    def __init__(self, signatures: Mapping[str, GraphSignature]) -> None:
+        self._signatures = signatures
+        rows, time = next(spec.shape for spec in signatures[DECODER].inputs if spec.name == TOKENS)
+        self.rows = rows if isinstance(rows, int) else None  # None: any number
+        self.tokens_at_once = time if isinstance(time, int) and time > 1 else 1
+
+    @property
+    def source(self) -> int:
+        size = self._signatures[ENCODER].inputs[0].shape[1]
+        return size if isinstance(size, int) else _SOURCE
+
+    def capacity(self, tokens: int) -> int:
+        """Slots of a cache in place for a text: what the graph fixes, or some more than the text."""
+        signature = self._signatures[DECODER]
+        for state in signature.states:
+            spec = next(spec for spec in signature.inputs if spec.name == state.input)
+            if state.filled and state.length_axis is not None and isinstance(size := spec.shape[state.length_axis], int):
+                return size
+        return tokens + _SPARE
+
+
 class Host:
     """Runs the graphs as an application would."""
 
@@ -63,27 +88,12 @@ class Host:
         self.sessions = sessions
         self.pad = pad
         self.signature = sessions[DECODER].signature
-        rows, time = next(spec.shape for spec in self.signature.inputs if spec.name == TOKENS)
-        self.rows = rows if isinstance(rows, int) else None  # None: any number
-        self.tokens_at_once = time if isinstance(time, int) and time > 1 else 1
-
-    @property
-    def source_size(self) -> int:
-        size = self.sessions[ENCODER].signature.inputs[0].shape[1]
-        return size if isinstance(size, int) else _SOURCE
-
-    def capacity(self, tokens: int) -> int:
-        """Slots of a cache in place for a text: what the graph fixes, or some more than the text."""
-        for state in self.signature.states:
-            spec = next(spec for spec in self.signature.inputs if spec.name == state.input)
-            if state.filled and state.length_axis is not None and isinstance(size := spec.shape[state.length_axis], int):
-                return size
-        return tokens + _SPARE
+        self.sizes = Sizes({name: session.signature for name, session in sessions.items()})
 
     def start(self, text: Text, tokens: int) -> tuple[dict[str, Array], dict[str, Array]]:
         """The memory of the source, and the state before the first token."""
         memory = {} if text.source is None else self.sessions[ENCODER].run({"source": text.source})
-        return memory, initial_state(self.signature, len(text.tokens), capacity=self.capacity(tokens), given=memory)
+        return memory, initial_state(self.signature, len(text.tokens), capacity=self.sizes.capacity(tokens), given=memory)
 
     def feed(self, text: Text, pieces: list[Array]) -> Array:
         """Logits of the pieces, one after the other, side by side."""
@@ -95,18 +105,25 @@ class Host:
         return np.concatenate(logits, axis=1)
 
 
-def check_laws(
-    about: Generator, sessions: Mapping[str, Session], *, thorough: bool = False, allowed: float | None = None
-) -> tuple[LawResult, ...]:
-    """Every law on one text, or on several with `thorough`. `allowed` is for graphs that are less exact than float32."""
-    host = Host(sessions, about.pad)
+def texts_for(about: Generator, signatures: Mapping[str, GraphSignature], *, thorough: bool = False) -> tuple[Text, ...]:
+    """What the laws are checked on: one text, or several with `thorough`.
+
+    To be made before sessions are opened: beside theirs, memory may not hold a network of gigabytes in float64.
+    """
     sizes = [(_BATCH, _TIME)] + ([(1, 1), (2, 2), (5, 33), (4, 12)] if thorough else [])
+    return tuple(_text(about, Sizes(signatures), batch, time, seed) for seed, (batch, time) in enumerate(sizes))
+
+
+def check_laws(
+    about: Generator, sessions: Mapping[str, Session], texts: Sequence[Text], *, allowed: float | None = None
+) -> tuple[LawResult, ...]:
+    """Every law on every text. `allowed` is for graphs that are less exact than float32."""
+    host = Host(sessions, about.pad)
     results: dict[str, LawResult] = {}
-    for seed, (batch, time) in enumerate(sizes):
-        text = _text(about, host, batch, time, seed)
+    for text in texts:
         text = text if allowed is None else replace(text, allowed=allowed)
         for law, check in _LAWS.items():
-            reason = _not_applicable(law, about, host)
+            reason = _not_applicable(law, about, host.sizes)
             result = LawResult(law, 0.0, text.allowed, skipped=reason) if reason else _result(law, check(host, text), text)
             known = results.get(law)
             if known is None or known.skipped or (known and (not result or result.error > known.error)):
@@ -114,13 +131,13 @@ def check_laws(
     return tuple(results.values())
 
 
-def _not_applicable(law: str, about: Generator, host: Host) -> str | None:
+def _not_applicable(law: str, about: Generator, sizes: Sizes) -> str | None:
     if law == _PADDING and about.pad < 0:
         return "the vocabulary has no padding"
-    if law == _PADDING and host.tokens_at_once > 1:
-        return f"the graph takes {host.tokens_at_once} tokens at a time"
-    if law in _ON_ROWS and host.rows is not None:
-        return f"the graph takes {host.rows} rows"
+    if law == _PADDING and sizes.tokens_at_once > 1:
+        return f"the graph takes {sizes.tokens_at_once} tokens at a time"
+    if law in _ON_ROWS and sizes.rows is not None:
+        return f"the graph takes {sizes.rows} rows"
     return None
 
 
@@ -131,17 +148,17 @@ def refuse_broken_laws(name: str, results: tuple[LawResult, ...]) -> None:
         raise ParityRefused(f"{name} was not written: its decoder breaks a law of decoding. {listed}")
 
 
-def _text(about: Generator, host: Host, batch: int, time: int, seed: int) -> Text:
+def _text(about: Generator, sizes: Sizes, batch: int, time: int, seed: int) -> Text:
     random = np.random.default_rng(seed)
-    batch = host.rows or batch
-    longest = min(about.longest or time * host.tokens_at_once, host.capacity(time * host.tokens_at_once))
-    time = max(1, min(time, longest // host.tokens_at_once)) * host.tokens_at_once
+    batch = sizes.rows or batch
+    longest = min(about.longest or time * sizes.tokens_at_once, sizes.capacity(time * sizes.tokens_at_once))
+    time = max(1, min(time, longest // sizes.tokens_at_once)) * sizes.tokens_at_once
     tokens = random.choice(_words(about.vocabulary, about.pad), (batch, time))
     source = None
     if about.source_vocabulary is not None:
-        source = random.choice(_words(about.source_vocabulary, about.pad), (batch, host.source_size))
+        source = random.choice(_words(about.source_vocabulary, about.pad), (batch, sizes.source))
         if about.pad >= 0:
-            source[1:, max(1, host.source_size - 2) :] = about.pad  # one source is longer than the others
+            source[1:, max(1, sizes.source - 2) :] = about.pad  # one source is longer than the others
     arguments = torch.from_numpy(tokens), None if source is None else torch.from_numpy(source)
     logits = about.logits(*arguments).numpy()
     with in_float64(about.network):
@@ -183,16 +200,16 @@ Compared = Iterator[tuple[str, Array, Array]]
 
 def _prefill_is_steps(host: Host, text: Text) -> Compared:
     yield "the text in one piece", host.feed(text, [text.tokens]), text.logits
-    steps = text.tokens.shape[1] // host.tokens_at_once
+    steps = text.tokens.shape[1] // host.sizes.tokens_at_once
     yield "the text step by step", host.feed(text, np.split(text.tokens, steps, axis=1)), text.logits
 
 
 def _chunked_is_whole(host: Host, text: Text) -> Compared:
-    unit = host.tokens_at_once
+    unit = host.sizes.tokens_at_once
     time = text.tokens.shape[1] // unit
     for cut in sorted({1, time // 2, time - 1} - {0, time}):
         yield f"the text cut after {cut * unit}", host.feed(text, np.split(text.tokens, [cut * unit], axis=1)), text.logits
-    if host.rows not in (None, 1):
+    if host.sizes.rows not in (None, 1):
         return
     for row in range(min(2, len(text.tokens))):
         alone = text.rows([row])
@@ -227,11 +244,11 @@ def _padding_changes_nothing(host: Host, text: Text) -> Compared:
 
 def _reordering_is_recomputing(host: Host, text: Text) -> Compared:
     batch, time = text.tokens.shape
-    if time < 2 * host.tokens_at_once:
+    if time < 2 * host.sizes.tokens_at_once:
         return
     order = [batch - 1, *([0] * (batch - 1))]
     memory, state = host.start(text, time)
-    last = time - host.tokens_at_once
+    last = time - host.sizes.tokens_at_once
     _, state = step(host.sessions[DECODER], text.tokens[:, :last], state, memory)
     state = reorder(host.signature, state, order)
     memory = {name: array[order] for name, array in memory.items() if name not in state}  # memories are batch first

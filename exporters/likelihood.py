@@ -107,12 +107,12 @@ def _own_text(bundle: Bundle, host: Host) -> Text:
     assert isinstance(vocabulary, int)
     words = np.array([token for token in range(vocabulary) if token != host.pad])
     source = _source(bundle)
-    rows = host.rows or (_ROWS if source is None else len(source))
+    rows = host.sizes.rows or (_ROWS if source is None else len(source))
     about = bundle.manifest.generation or {}
-    longest = min(about.get("longest") or _TOKENS, host.capacity(_TOKENS), _TOKENS)
-    size = max(1, longest // host.tokens_at_once) * host.tokens_at_once
+    longest = min(about.get("longest") or _TOKENS, host.sizes.capacity(_TOKENS), _TOKENS)
+    size = max(1, longest // host.sizes.tokens_at_once) * host.sizes.tokens_at_once
     tokens = random.choice(words, (rows, size))
-    if host.tokens_at_once > 1:
+    if host.sizes.tokens_at_once > 1:
         return Text(tokens, source, np.empty(0), 0.0)
     if about.get("bos") is not None:
         tokens[:, 0] = about["bos"]

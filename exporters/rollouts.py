@@ -127,7 +127,7 @@ def _written(bundle: Bundle, texts: Sequence[Tokens] | None, seed: int) -> Itera
     random = np.random.default_rng(seed)
     batches = _sources(bundle, host, texts, seed) if ENCODER in graphs else _prompts(bundle, host, texts, seed)
     for prompt, source in batches:
-        room = min(about.get("longest") or prompt.shape[1] + _WRITTEN, host.capacity(prompt.shape[1] + _WRITTEN))
+        room = min(about.get("longest") or prompt.shape[1] + _WRITTEN, host.sizes.capacity(prompt.shape[1] + _WRITTEN))
         steps = min(_STEPS if source is None else _WRITTEN, room - prompt.shape[1])
         yield from _rollout(host, recording, Text(prompt, source, np.empty(0), 0.0), steps, about.get("eos"), random)
 
@@ -139,11 +139,11 @@ def _rollout(
     memory, state = host.start(text, tokens.shape[1] + max(0, steps))
     logits, state = step(recording, tokens, state, memory)
     yield from recording.taken()
-    for _ in range(steps if host.tokens_at_once == 1 else 0):
+    for _ in range(steps if host.sizes.tokens_at_once == 1 else 0):
         chances = logits[:, -1].astype(np.float64) + random.gumbel(size=logits[:, -1].shape)  # the largest is a draw
         if host.pad >= 0:
             chances[:, host.pad] = -np.inf
-        if end is not None and host.rows is not None:  # a fixed number of rows: none can be left out
+        if end is not None and host.sizes.rows is not None:  # a fixed number of rows: none can be left out
             chances[:, end] = -np.inf
         following = chances.argmax(axis=-1)
         going = np.flatnonzero(following != end)
@@ -162,8 +162,8 @@ def _prompts(bundle: Bundle, host: Host, texts: Sequence[Tokens] | None, seed: i
     reader = token_input(bundle, DECODER, TOKENS)
     vocabulary = next(spec.shape[-1] for spec in host.signature.outputs if spec.name == LOGITS)
     words = _words(vocabulary if isinstance(vocabulary, int) else None, host.pad)
-    longest = min(reader.longest if reader is not None and reader.longest else _LENGTHS[1], host.capacity(_LENGTHS[1]))
-    size = host.rows or _AT_ONCE
+    longest = min(reader.longest if reader is not None and reader.longest else _LENGTHS[1], host.sizes.capacity(_LENGTHS[1]))
+    size = host.sizes.rows or _AT_ONCE
     for number, start in enumerate(range(0, PROMPTS, size)):
         wanted = max(1, min(_LENGTHS[number % len(_LENGTHS)], longest - 1 if longest > 1 else 1))
         if texts is None:
@@ -175,7 +175,7 @@ def _prompts(bundle: Bundle, host: Host, texts: Sequence[Tokens] | None, seed: i
                 return
             length = max(1, min(wanted, *(len(text) for text in chosen)))
             rows = [text[:length] for text in chosen]
-        unit = host.tokens_at_once
+        unit = host.sizes.tokens_at_once
         length = max(unit, length // unit * unit)
         filled = [(row * (length // len(row) + 1))[:length] for row in rows]  # shorter than what the graph takes at once
         yield np.array(filled, np.int64), None
@@ -188,11 +188,11 @@ def _sources(bundle: Bundle, host: Host, texts: Sequence[Tokens] | None, seed: i
     about = bundle.manifest.generation or {}
     rows = [row[: _longest(reader)] for row in (texts if texts is not None else _random_texts(reader, PROMPTS, seed))][:PROMPTS]
     first = about.get("bos")
-    size = host.rows or _AT_ONCE
+    size = host.sizes.rows or _AT_ONCE
     widest = max(map(len, rows))
     for _, source in reader.batches(rows, limit=widest * size):
         for start in range(0, len(source), size):
             part = source[start : start + size]
-            if host.rows is not None and len(part) < host.rows:
-                part = np.resize(part, (host.rows, part.shape[1]))
-            yield np.full((len(part), host.tokens_at_once), 1 if first is None else first, np.int64), part
+            if host.sizes.rows is not None and len(part) < host.sizes.rows:
+                part = np.resize(part, (host.sizes.rows, part.shape[1]))
+            yield np.full((len(part), host.sizes.tokens_at_once), 1 if first is None else first, np.int64), part

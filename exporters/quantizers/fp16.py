@@ -50,8 +50,9 @@ def apply(request: Request) -> onnx.ModelProto:
         return store(request.model, request.nodes, "fp16")
     narrowed = request.narrowed or request.by_node
     keep = [node.name for node in request.model.graph.node if narrowed and node.name not in request.nodes]
+    typed = onnx.shape_inference.infer_shapes(request.model)  # while large weights are in files: no message holds them
     with quiet():
-        return convert_float_to_float16(loaded(request.model), keep_io_types=True, node_block_list=keep)
+        return convert_float_to_float16(loaded(typed), keep_io_types=True, disable_shape_infer=True, node_block_list=keep)
 
 
 SCHEME = Scheme(

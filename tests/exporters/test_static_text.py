@@ -17,7 +17,7 @@ from architectures.settings import apply_settings
 from exporters.export import export
 from exporters.exportable import Exportable
 from exporters.graph import operators_of, read_model
-from exporters.laws import check_laws
+from exporters.laws import check_laws, texts_for
 from exporters.likelihood import quality_of_text
 from exporters.quantize import Budget, QuantizeReport, Speed, quantize
 from exporters.quantized_graphs import Part, convert_parts
@@ -105,7 +105,8 @@ def test_a_quantized_network_obeys_the_laws_of_decoding_within_its_tolerance(nam
     assert verify_bundle(small.root)
     assert network.generator is not None
     allowed = small.manifest.tolerance[DECODER]["logits"].allowed
-    laws = check_laws(network.generator, sessions_of(small), allowed=2 * allowed)
+    texts = texts_for(network.generator, {graph: entry.signature for graph, entry in small.manifest.graphs.items()})
+    laws = check_laws(network.generator, sessions_of(small), texts, allowed=2 * allowed)
     assert all(laws), [law.problem for law in laws]
     assert sum(law.skipped is None for law in laws) >= 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import exporters.double as double
+import exporters.export as export_module
+import exporters.laws as laws
+import exporters.parity as parity
 import exporters.text_graphs as text_graphs
 import exporters.trace as trace
 import exporters.weights as weights
@@ -24,6 +29,7 @@ from exporters.graph import read_model
 from exporters.source import find_source
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, ParityRefused, SourceError, UnknownName
+from runtime.session import Session
 from runtime.state import initial_state, step
 from runtime.verify import verify_bundle
 
@@ -174,6 +180,31 @@ def test_external_data_on_request(tmp_path: Path) -> None:
     assert bundle.manifest.graphs["model"].weights == ("weights.data",)
     assert bundle.graph_path().stat().st_size < (bundle.root / "weights.data").stat().st_size
     assert verify_bundle(bundle.root)
+
+
+def test_no_session_is_open_while_pytorch_computes_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may hold either of a large network, and not both."""
+    opened: list[weakref.ref[Session]] = []
+    alive: list[int] = []
+
+    def open_model(*arguments: Any) -> Session:
+        session = weights.open_model(*arguments)
+        opened.append(weakref.ref(session))
+        return session
+
+    @contextmanager
+    def in_float64(module: Any) -> Iterator[None]:
+        alive.append(sum(session() is not None for session in opened))
+        with double.in_float64(module):
+            yield
+
+    monkeypatch.setattr(export_module, "open_model", open_model)
+    for module in (laws, parity):
+        monkeypatch.setattr(module, "in_float64", in_float64)
+    export(find_source("gpt", TINY_GPT), tmp_path / "x.bundle")
+    assert len(opened) == 2  # of the fuzz, and of the laws
+    assert alive
+    assert not any(alive)
 
 
 def test_weights_too_large_for_a_graph_are_kept_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

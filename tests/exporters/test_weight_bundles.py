@@ -16,7 +16,7 @@ from exporters.export import export
 from exporters.exportable import Exportable
 from exporters.fix import fix_sizes
 from exporters.graph import operators_of, read_model
-from exporters.laws import check_laws
+from exporters.laws import check_laws, texts_for
 from exporters.likelihood import compare_logits, quality_of_text
 from exporters.quantize import Budget, MeasuredRefusal, QuantizeReport, Speed, quantize
 from exporters.source import find_source
@@ -78,11 +78,12 @@ def test_a_quantized_decoder_obeys_the_laws_within_its_tolerance(
     decoders = [graph for graph in small.manifest.graphs if graph.startswith("decoder")]
     assert decoders == (["decoder", "decoder.many"] if scheme == "int8-weights" else ["decoder"])
     assert network.generator is not None
+    texts = texts_for(network.generator, {graph: entry.signature for graph, entry in bundle.manifest.graphs.items()})
     for decoder in decoders:
         allowed = small.manifest.tolerance[decoder]["logits"].allowed
         exact = bundle.manifest.tolerance["decoder"]["logits"].allowed
         assert allowed > 10 * exact
-        laws = check_laws(network.generator, sessions_of(small, decoder), allowed=2 * allowed)
+        laws = check_laws(network.generator, sessions_of(small, decoder), texts, allowed=2 * allowed)
         assert all(laws), [law.problem for law in laws]
         assert sum(law.skipped is None for law in laws) >= 4
 

@@ -21,7 +21,7 @@ from runtime.bench import DEFAULT_PAST, bench, bundle_variant
 from runtime.bundle import DECODER, GENERATOR, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
 from runtime.feeds import natural_batch
-from runtime.machine import available_memory
+from runtime.machine import available_memory, give_back_memory
 from runtime.metrics import Metric
 from runtime.session import Session
 from runtime.state import specified
@@ -384,6 +384,7 @@ def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Sp
 
 def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
     """Interleaved timing of candidates, the original, and the original again as a control; of large ones in several races."""
+    give_back_memory()  # of what was made and judged in this process: the race is in others
     return [speed for group in _that_fit(before, after) for speed in _race(before, group, batch, threads)]
 
 
@@ -393,7 +394,8 @@ def _that_fit(before: Bundle, after: Sequence[Bundle]) -> list[list[Bundle]]:
     groups: list[list[Bundle]] = [[]]
     left = limit = float("inf") if room is None else _SHARE_OF_MEMORY * room - 2 * before.graph_bytes
     for bundle in after:
-        needed = before.graph_bytes if bundle.manifest.precision in (*HALVES, MIXED) else bundle.graph_bytes
+        widened = before.graph_bytes if bundle.manifest.precision in (*HALVES, MIXED) else 0
+        needed = bundle.graph_bytes + widened
         if groups[-1] and needed > left:
             groups.append([])
             left = limit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import os
 import platform
@@ -95,6 +97,14 @@ def available_memory() -> int | None:
     Looked up at most ten times a second: whoever asks before every short piece of work would wait for the answer.
     """
     return _available_memory(int(time.monotonic() * 10))
+
+
+def give_back_memory() -> None:
+    """What this process has freed goes back to the system, for others to use: the allocator keeps gigabytes of it otherwise."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc alone
+    if trim is not None:
+        trim(0)
 
 
 @lru_cache(maxsize=1)

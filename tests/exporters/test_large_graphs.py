@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnxruntime.transformers import float16
 
 from exporters import trace, weights
 from exporters.calibration import Feeds
@@ -95,6 +97,19 @@ def test_a_mapped_graph_quantizes_to_the_same_answers(
     for one, other in zip(answers_of(plain), answers_of(mapped), strict=True):
         for output, expected in one.items():
             np.testing.assert_array_equal(other[output], expected)
+
+
+def test_fp16_infers_types_while_weights_are_in_files(exported: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
+    def infer(model: onnx.ModelProto, *rest: Any, **options: Any) -> onnx.ModelProto:
+        assert model.ByteSize() < weights_bytes / 5, "a message that may have more than 2 GiB"
+        return infer_shapes(model, *rest, **options)
+
+    weights_bytes = weights.weight_bytes(read_model(exported["gpt"].graph_path()))
+    infer_shapes = onnx.shape_inference.infer_shapes
+    lower_limits(monkeypatch)
+    for module in (onnx.shape_inference, float16):
+        monkeypatch.setattr(module, "infer_shapes", infer)
+    assert any(item.quantized for item in convert(exported["gpt"], "fp16").nodes)
 
 
 def test_a_mapped_graph_is_optimized_as_any_other(

@@ -178,7 +178,7 @@ def test_candidates_race_in_groups_that_memory_holds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("exporters.quantize._race", race)
     candidates = [sized(25, "int8-static"), sized(26, "int8-weights"), sized(50, "fp16"), sized(13, "int4-weights")]
     sizes = [25, 26, 50, 13]
-    for memory, expected in {None: [sizes], 1000: [sizes], 400: [[25, 26], [50, 13]], 100: [[25], [26], [50], [13]]}.items():
+    for memory, expected in {None: [sizes], 1000: [sizes], 480: [[25, 26], [50, 13]], 100: [[25], [26], [50], [13]]}.items():
         races.clear()
         monkeypatch.setattr("exporters.quantize.available_memory", lambda memory=memory: memory)
         assert measure_speeds(sized(100, "fp32"), candidates, 1, 1) == sizes

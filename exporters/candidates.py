@@ -20,9 +20,10 @@ from runtime.bundle import Bundle
 from runtime.errors import EdgekitError, QuantizationRefused
 from runtime.statistics import Estimate, estimate, median
 
-from .quantize import Made, Quality, built, past_of
+from .quantize import Made, Quality, built
 from .quantized_graphs import Part
 from .quantizers.scheme import Calibration, NodeDecision
+from .race import past_of
 
 _ROUNDS = (7, 25)  # of a race: at least, and at most
 _RACE_SECONDS = 3.0  # after which a race with slow calls ends

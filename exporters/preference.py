@@ -12,7 +12,8 @@ from math import inf, isfinite
 from runtime.statistics import Estimate
 
 from .candidates import Candidate, Measured
-from .quantize import NOISE_CEILING, Budget
+from .quantize import Budget
+from .race import NOISE_CEILING
 
 Tried = tuple[Candidate, Measured]
 

@@ -1,14 +1,14 @@
 """Bundle → smaller bundle, kept only where it measurably wins.
 
 A scheme is right only when measured: the same int8 that makes one network three times faster makes another four times
-slower. So the candidate is timed against its original, interleaved, with the original taking part twice: the difference between
-two copies of the same bundle is this machine's noise, and "slower" means slower than that.
+slower. So the candidate is raced against its original (race.py), its quality is measured through the runtime, and it is written
+if both are within the budget.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 
 from architectures.settings import apply_settings, changed_settings
-from runtime.bench import DEFAULT_PAST, bench, bundle_variant
-from runtime.bundle import DECODER, GENERATOR, MANY, Bundle, Tolerance, lineage_step, write_bundle
+from runtime.bench import bench, bundle_variant
+from runtime.bundle import GENERATOR, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
-from runtime.feeds import natural_batch
-from runtime.machine import available_memory, give_back_memory
 from runtime.metrics import Metric
 from runtime.session import Session
 from runtime.state import specified
@@ -32,15 +30,10 @@ from .crossover import ROWS, crossover
 from .quantized_graphs import Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import STEP_BY_STEP
-from .quantizers.scheme import HALVES, Calibration, NodeDecision, Scheme
+from .quantizers.scheme import MIXED, Calibration, NodeDecision, Scheme
+from .race import NOISE_CEILING, NOISE_FLOOR, Speed, is_undecided, measure_speed, past_of, timed_batch
 
-NOISE_FLOOR = 1.02  # two equal bundles can measure up to this apart even when the control happens to agree better
-NOISE_CEILING = 1.10  # a control further off than this says that nothing was measured, not that everything is allowed
-_LAUNCHES = 3, 6  # the latter if the machine was disturbed
-_LAUNCH_SECONDS = 2.0  # for each bundle; calls of 30 ms take all 35 rounds in it
-_SHARE_OF_MEMORY = 0.8  # of what is available, that the bundles of one race may take
 _TOLERANCE_MARGIN = 2.0
-MIXED = "mixed"  # the precision of a bundle that several schemes made
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,9 @@ class Budget:
     max_bytes: int | None = None  # of all graphs
     max_us: float | None = None  # of one call at the batch size that is timed
     max_ratio: float | None = None  # of its latency to the original's
+
+    def allowed_drop(self, metric: Metric) -> float:
+        return metric.default_budget if self.max_drop is None else self.max_drop
 
 
 @dataclass(frozen=True)
@@ -133,18 +129,6 @@ class MeasuredRefusal(QuantizationRefused):
         self.report = report
         advice = report.advice() + advice
         super().__init__(f"{report.label} refused: {'; '.join(report.refusals)}. {advice}Measured: {report.figures()}")
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Candidate against original, and the original against a copy of itself."""
-
-    ratio: Estimate
-    noise: Estimate
-    before_us: float
-    after_us: float
-    batch: int
-    threads: int
 
 
 def quantize(
@@ -325,15 +309,10 @@ def built(
     return Made(write_bundle(folder / "final.bundle", manifest, files), converted.nodes, (note,))
 
 
-def timed_batch(bundle: Bundle) -> int:
-    """The natural batch of the graph that is timed: the only one, or the decoder."""
-    return natural_batch(bundle.graph(None if len(bundle.manifest.graphs) == 1 else DECODER)[1].signature)
-
-
 def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, budget: Budget) -> dict[str, Any]:
     """The drop, what was allowed, and the reasons to refuse: none if it may be kept."""
     drop = metric.drop(*scores)
-    allowed = metric.default_budget if budget.max_drop is None else budget.max_drop
+    allowed = budget.allowed_drop(metric)
     refusals = []
     if not drop <= allowed:  # a NaN is not within any budget
         verb = "drops" if metric.higher_is_better else "grows"
@@ -346,7 +325,7 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, 
             f"{ratio.median:.2f} times slower (95 % interval {ratio.low:.2f}–{ratio.high:.2f}; "
             f"this machine's noise reaches {limit:.2f})"
         )
-    elif _is_undecided(ratio) and not budget.for_size:
+    elif is_undecided(ratio) and not budget.for_size:
         refusals.append(
             f"{ratio.median:.2f} times slower as far as can be told (95 % interval {ratio.low:.2f}–{ratio.high:.2f}): "
             "something else kept the machine busy; measure again when it is quiet"
@@ -362,11 +341,6 @@ def judge(speed: Speed, metric: Metric, scores: tuple[float, float], size: int, 
     return {"drop": drop, "max_drop": allowed, "refusals": tuple(refusals)}
 
 
-def _is_undecided(ratio: Estimate) -> bool:
-    """Whether it looks slower than by noise, and the interval is too wide to say so."""
-    return ratio.median > NOISE_CEILING and (ratio.low or ratio.median) <= NOISE_CEILING
-
-
 def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
     """Some conversions crash the process that loads them: try every graph in a process of its own."""
     for name in candidate.manifest.graphs:
@@ -375,55 +349,6 @@ def _refuse_unrunnable(candidate: Bundle, scheme: str, threads: int) -> None:
             bench([variant], batches=(), threads=threads, launches=1)
         except EdgekitError as error:
             raise QuantizationRefused(f"{scheme} gives a graph that onnxruntime cannot run: {error}") from error
-
-
-def measure_speed(before: Bundle, after: Bundle, batch: int, threads: int) -> Speed:
-    (speed,) = measure_speeds(before, [after], batch, threads)
-    return speed
-
-
-def measure_speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
-    """Interleaved timing of candidates, the original, and the original again as a control; of large ones in several races."""
-    give_back_memory()  # of what was made and judged in this process: the race is in others
-    return [speed for group in _that_fit(before, after) for speed in _race(before, group, batch, threads)]
-
-
-def _that_fit(before: Bundle, after: Sequence[Bundle]) -> list[list[Bundle]]:
-    """Candidates in groups, as many at a time as memory holds beside the original and its copy."""
-    room = available_memory()
-    groups: list[list[Bundle]] = [[]]
-    left = limit = float("inf") if room is None else _SHARE_OF_MEMORY * room - 2 * before.graph_bytes
-    for bundle in after:
-        widened = before.graph_bytes if bundle.manifest.precision in (*HALVES, MIXED) else 0
-        needed = bundle.graph_bytes + widened
-        if groups[-1] and needed > left:
-            groups.append([])
-            left = limit
-        groups[-1].append(bundle)
-        left -= needed
-    return groups
-
-
-def _race(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
-    names = [f"candidate {number}" for number, _ in enumerate(after)]
-    bundles = [("original", before), ("control", before), *zip(names, after, strict=True)]
-    variants = [bundle_variant(bundle.root, name=name, threads=threads, past=past_of(bundle)) for name, bundle in bundles]
-    for launches in _LAUNCHES:
-        seconds = _LAUNCH_SECONDS * len(variants)
-        report = bench(variants, batches=(batch,), threads=threads, launches=launches, seconds=seconds)
-        noise, *ratios = (ratio for name in ("control", *names) if (ratio := report.timing(name, batch).ratio) is not None)
-        if 1 / NOISE_CEILING < noise.median < NOISE_CEILING and not any(map(_is_undecided, ratios)):
-            break
-    before_us = report.timing("original", batch).latency.median
-    return [  # by the paired ratio: medians alone drift
-        Speed(ratio, noise, before_us, before_us * ratio.median, batch, threads) for ratio in ratios
-    ]
-
-
-def past_of(bundle: Bundle) -> int:
-    """Tokens before the step that is timed: the usual number, or as many as leave a position."""
-    longest = (bundle.manifest.generation or {}).get("longest")
-    return DEFAULT_PAST if longest is None else min(DEFAULT_PAST, longest - 1)
 
 
 def _tolerance(candidate: Bundle, scheme: str) -> dict[str, dict[str, Tolerance]]:

@@ -31,8 +31,8 @@ def short_races() -> Iterator[None]:
     from runtime.bench import bench
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporters.quantize._LAUNCHES", (1,))
-        patch.setattr("exporters.quantize._LAUNCH_SECONDS", 0.1)
+        patch.setattr("exporters.race._LAUNCHES", (1,))
+        patch.setattr("exporters.race._LAUNCH_SECONDS", 0.1)
         patch.setattr("toolkit.deployment.bench", partial(bench, launches=1, seconds=0.1))
         yield
 

@@ -118,9 +118,10 @@ def _structure(path: Path) -> list[Any]:
 
 def _alone(path: Path, schemes: list[str], threads: int, work: Path) -> dict[str, Cell]:
     """Schemes by themselves, in one race with the original."""
-    from exporters.quantize import Budget, Made, built, judged, measure_speeds, timed_batch
+    from exporters.quantize import Budget, Made, built, judged
     from exporters.quantized_graphs import Part
     from exporters.quantizers import scheme_for
+    from exporters.race import measure_speeds, timed_batch
     from toolkit.evaluation import quality_for
 
     bundle = Bundle.open(path)

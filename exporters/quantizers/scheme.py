@@ -21,6 +21,7 @@ REDUCED_RANGE = True
 FEWEST_WEIGHTS = 1024  # of a matrix product: quantizing fewer saves under 3 kB and costs a conversion of its input on every run
 _MATRIX_PRODUCTS = ("Gemm", "MatMul")
 HALVES = ("fp16", "bf16")  # schemes that convert no input
+MIXED = "mixed"  # the precision of a bundle that several schemes made
 _FIRST_WITHOUT = 4  # the IR version from which on a weight need not be an input too
 
 

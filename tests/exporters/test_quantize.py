@@ -19,15 +19,14 @@ from exporters.quantize import (
     MeasuredRefusal,
     Quality,
     QuantizeReport,
-    Speed,
     _fine_tuning_advice,
     judge,
-    measure_speeds,
     quantize,
 )
 from exporters.quantized_graphs import convert
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import decide, quantizable
+from exporters.race import Speed, measure_speeds
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 from runtime.metrics import METRICS
@@ -175,12 +174,12 @@ def test_candidates_race_in_groups_that_memory_holds(monkeypatch: pytest.MonkeyP
         races.append([item.graph_bytes for item in after])
         return [item.graph_bytes for item in after]
 
-    monkeypatch.setattr("exporters.quantize._race", race)
+    monkeypatch.setattr("exporters.race._race", race)
     candidates = [sized(25, "int8-static"), sized(26, "int8-weights"), sized(50, "fp16"), sized(13, "int4-weights")]
     sizes = [25, 26, 50, 13]
     for memory, expected in {None: [sizes], 1000: [sizes], 480: [[25, 26], [50, 13]], 100: [[25], [26], [50], [13]]}.items():
         races.clear()
-        monkeypatch.setattr("exporters.quantize.available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr("exporters.race.available_memory", lambda memory=memory: memory)
         assert measure_speeds(sized(100, "fp32"), candidates, 1, 1) == sizes
         assert races == expected
 
@@ -204,8 +203,8 @@ def test_a_race_that_tells_nothing_is_run_again_for_longer(
         run.append(launches)
         return SimpleNamespace(timing=lambda name, batch: SimpleNamespace(ratio=ratios[name], latency=Estimate(9.0, 8.0, 10.0)))
 
-    monkeypatch.setattr("exporters.quantize.bench", bench)
-    monkeypatch.setattr("exporters.quantize._LAUNCHES", (3, 6))
+    monkeypatch.setattr("exporters.race.bench", bench)
+    monkeypatch.setattr("exporters.race._LAUNCHES", (3, 6))
     (speed,) = measure_speeds(wide, [wide], 1, 1)
     assert run == [3, 6][:races]
     assert (speed.ratio, speed.noise) == (candidate, control)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from exporters.adopt import adopt
-from exporters.quantize import Budget, QuantizeReport, Speed, quantize
+from exporters.quantize import Budget, QuantizeReport, quantize
 from exporters.quantizers.saturation import (
     FULL,
     REDUCED,
@@ -24,6 +24,7 @@ from exporters.quantizers.saturation import (
     pair_sums,
     quantize_weight,
 )
+from exporters.race import Speed
 from runtime.bundle import Bundle
 from runtime.statistics import Estimate
 from runtime.verify import verify_bundle

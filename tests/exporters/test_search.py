@@ -17,8 +17,9 @@ from exporters.adopt import adopt
 from exporters.candidates import Candidate, Laboratory, Measured, Setting
 from exporters.graph import read_model
 from exporters.preference import Preference
-from exporters.quantize import Budget, Quality, Speed
+from exporters.quantize import Budget, Quality
 from exporters.quantized_graphs import Part
+from exporters.race import Speed
 from exporters.search import SearchReport, front, search
 from exporters.sensitivity import sensitivity
 from runtime.bundle import Bundle
@@ -141,7 +142,7 @@ def test_every_scheme_is_tried_before_any_with_other_settings(tmp_path: Path) ->
 
 
 def test_of_a_decoder_schemes_for_weights_are_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporters.search.DECODER", "model")  # as the only graph is called
+    monkeypatch.setattr("exporters.exploration.DECODER", "model")  # as the only graph is called
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=25.0), seconds=0.0)
     assert [item.label for item in found.tried] == ["int4-weights"]
 

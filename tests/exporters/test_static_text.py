@@ -19,11 +19,12 @@ from exporters.exportable import Exportable
 from exporters.graph import operators_of, read_model
 from exporters.laws import check_laws, texts_for
 from exporters.likelihood import quality_of_text
-from exporters.quantize import Budget, QuantizeReport, Speed, quantize
+from exporters.quantize import Budget, QuantizeReport, quantize
 from exporters.quantized_graphs import Part, convert_parts
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import Request, quantizable
 from exporters.quantizers.static_text import ON_TOKENS
+from exporters.race import Speed
 from exporters.rollouts import calibration_of_text
 from exporters.source import find_source
 from runtime.bundle import DECODER, ENCODER, Bundle

@@ -18,7 +18,8 @@ from exporters.fix import fix_sizes
 from exporters.graph import operators_of, read_model
 from exporters.laws import check_laws, texts_for
 from exporters.likelihood import compare_logits, quality_of_text
-from exporters.quantize import Budget, MeasuredRefusal, QuantizeReport, Speed, quantize
+from exporters.quantize import Budget, MeasuredRefusal, QuantizeReport, quantize
+from exporters.race import Speed
 from exporters.source import find_source
 from runtime.bundle import Bundle
 from runtime.session import Session

@@ -8,7 +8,8 @@ through (Bengio et al. 2013), and is zero for values that the scheme's range cut
 int4-weights, int8-weights  matrices and embeddings in blocks (quantizers/blocks.py), each weight to the nearest number of its
                             block's range
 int8-static                 matrices and kernels in seven bits (quantizers/int8_static.py), and what they multiply in uint8,
-                            with a range that grows at once and shrinks slowly, and is held at the end
+                            with a range that grows at once and shrinks slowly, and is held at the end; on tokens embeddings
+                            too, each row by itself, in eight bits (quantizers/static_text.py)
 
 Weights are torch parametrizations and inputs forward hooks: an architecture knows nothing of them, and `remove` leaves the
 plain network, with weights that are exactly on the scheme's grid. Whichever way these are rounded afterwards (rounding.py),
@@ -16,8 +17,9 @@ they stay.
 Scales of one channel go through a batch norm unchanged, so that folding it into a convolution keeps them on the grid too.
 
 Not seen by training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of
-convolutions, sums, pooling); recurrent layers and cells, which stay in float32 here; fixed tables of positions; and the form of
-int8-weights for many rows.
+convolutions, sums, pooling); recurrent layers and cells, which stay in float32 here; fixed tables of positions; what is rounded
+where an exported recurrent decoder has a matrix in parts or multiplied by its embedding; and the form of int8-weights for many
+rows.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from architectures.recurrent import TiedOutput
 from runtime.errors import OptionError, UnknownName
 
 from .quantizers.blocks import block_size
+from .quantizers.saturation import FULL, REDUCED
 from .quantizers.scheme import FEWEST_WEIGHTS
 from .quantizers.weights import SMALLEST_TABLE
 
@@ -44,10 +47,9 @@ AWARE = (STATIC, *BITS)
 _KERNELS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PRODUCTS = (nn.Linear, TokenHead)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_SEVEN_BITS = 64  # either side of zero, as onnxruntime's quantizer has them with REDUCED_RANGE
 _UINT8 = 255
 _SHRINKING = 0.01  # of the way to the extremes of the latest batch, each step
-_RANGE = "input_range"
+_INPUT, _OUTPUT = "input_range", "output_range"
 
 
 class _Rounded(torch.autograd.Function):
@@ -87,18 +89,19 @@ class Blocks(nn.Module):
 
 
 class Channels(nn.Module):
-    """A matrix or kernel (outputs, …) in seven bits around zero, with one scale for each output or one for all."""
+    """A matrix or kernel (outputs, …) in whole numbers around zero, with one scale for each output or one for all."""
 
-    def __init__(self, *, each: bool) -> None:
+    def __init__(self, *, each: bool, largest: int = REDUCED) -> None:
         super().__init__()
         self.each = each
+        self.largest = largest
 
     def forward(self, weight: Tensor) -> Tensor:
         with torch.no_grad():
             sizes = weight.abs()
-            largest = sizes.amax(dim=tuple(range(1, weight.ndim)), keepdim=True) if self.each else sizes.max()
-            scale = torch.where(largest > 0, largest / _SEVEN_BITS, 1.0)
-        return rounded(weight, scale, torch.zeros_like(scale), -_SEVEN_BITS, _SEVEN_BITS)
+            highest = sizes.amax(dim=tuple(range(1, weight.ndim)), keepdim=True) if self.each else sizes.max()
+            scale = torch.where(highest > 0, highest / self.largest, 1.0)
+        return rounded(weight, scale, torch.zeros_like(scale), -self.largest, self.largest)
 
 
 class InputRange(nn.Module):
@@ -107,6 +110,7 @@ class InputRange(nn.Module):
     low: Tensor
     high: Tensor
     seen: Tensor
+    latest: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +118,7 @@ class InputRange(nn.Module):
         for name in ("low", "high"):
             self.register_buffer(name, torch.zeros(()))
         self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("latest", torch.full((2,), torch.nan), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and not self.held:
@@ -124,7 +129,10 @@ class InputRange(nn.Module):
         return rounded(x.float(), scale, zero, 0, _UINT8)  # in mixed precision too
 
     def _follow(self, x: Tensor) -> None:
-        low, high = x.amin().float(), x.amax().float()
+        low, high = latest = torch.stack((x.amin(), x.amax())).float()
+        if torch.equal(latest, self.latest):  # the same batch once more, computed again for its gradient
+            return
+        self.latest.copy_(latest)
         if self.seen:
             low = torch.minimum(low, self.low.lerp(low, _SHRINKING))
             high = torch.maximum(high, self.high.lerp(high, _SHRINKING))
@@ -150,9 +158,14 @@ def attach(network: nn.Module, scheme: str) -> tuple[str, ...]:
         raise OptionError(f"{scheme} has nothing to quantize in this network, and so nothing to train for; {_why(network)}")
     for name, (module, rounding) in taken.items():
         parametrize.register_parametrization(module, name.rpartition(".")[2], rounding)
-        if scheme == STATIC:
-            module.add_module(_RANGE, InputRange())
-            module.register_forward_pre_hook(_round_input)
+    if scheme == STATIC:
+        for module in _multiplying(network, taken):
+            if isinstance(module, TiedOutput):  # multiplies what its projection gives
+                module.projection.add_module(_OUTPUT, InputRange())
+                module.projection.register_forward_hook(_round_output)
+            else:
+                module.add_module(_INPUT, InputRange())
+                module.register_forward_pre_hook(_round_input)
     return tuple(taken)
 
 
@@ -161,11 +174,16 @@ def remove(network: nn.Module) -> None:
     for module in list(network.modules()):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight")
-        if hasattr(module, _RANGE):
-            delattr(module, _RANGE)
-            hooks = module._forward_pre_hooks
-            for key in [key for key, hook in hooks.items() if hook is _round_input]:
-                del hooks[key]
+        for name, hook in ((_INPUT, _round_input), (_OUTPUT, _round_output)):
+            if hasattr(module, name):
+                delattr(module, name)
+                _remove_hook(module, hook)
+
+
+def _remove_hook(module: nn.Module, hook: Any) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, found in hooks.items() if found is hook]:
+            del hooks[key]
 
 
 def hold_ranges(network: nn.Module, *, held: bool) -> None:
@@ -177,20 +195,30 @@ def hold_ranges(network: nn.Module, *, held: bool) -> None:
 
 def left_out(network: nn.Module, scheme: str) -> tuple[str, ...]:
     """Names of modules with matrices or kernels that training for `scheme` computes in float32 all the same."""
-    kinds = (*_KERNELS, *_PRODUCTS, nn.Embedding, *_RECURRENT) if scheme in BITS else (*_KERNELS, *_PRODUCTS)
-    taken = {name.rpartition(".")[0] for name in _weights(network, scheme)}
-    return tuple(name for name, module in network.named_modules() if isinstance(module, kinds) and name not in taken)
+    kinds: tuple[type[nn.Module], ...] = (*_KERNELS, *_PRODUCTS)
+    if scheme in BITS or _has(network, nn.Embedding):
+        kinds = (*kinds, nn.Embedding, *_RECURRENT)
+    taken = _weights(network, scheme)
+    trained = [module for module, _ in taken.values()] + _trained_heads(network, taken)
+    return tuple(
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, kinds) and not any(module is other for other in trained)
+    )
 
 
 def _round_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (getattr(module, _RANGE)(inputs[0]), *inputs[1:])
+    return (getattr(module, _INPUT)(inputs[0]), *inputs[1:])
+
+
+def _round_output(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    result: Tensor = getattr(module, _OUTPUT)(output)
+    return result
 
 
 def _weights(network: nn.Module, scheme: str) -> dict[str, tuple[nn.Module, nn.Module]]:
     """Name of each weight that the scheme takes → its module, and how it is rounded: the rules of quantizers/."""
-    if scheme == STATIC and any(isinstance(module, nn.Embedding) for module in network.modules()):
-        raise OptionError(f"no network on text is trained for {STATIC}; train it for one of {', '.join(BITS)}")
-    has_kernels = any(isinstance(module, _KERNELS) for module in network.modules())
+    each = _has(network, *_KERNELS, nn.Embedding)  # output of a matrix has a scale of its own
     tied = _tied_embedding(network)
     taken: dict[str, tuple[nn.Module, nn.Module]] = {}
     for name, module in network.named_modules():
@@ -198,28 +226,52 @@ def _weights(network: nn.Module, scheme: str) -> dict[str, tuple[nn.Module, nn.M
         if not isinstance(weight, Tensor):
             continue
         rounding: nn.Module | None = None
-        if scheme == STATIC:
-            if isinstance(module, _KERNELS) or (isinstance(module, _PRODUCTS) and weight.numel() >= FEWEST_WEIGHTS):
-                rounding = Channels(each=has_kernels)
-        elif module is tied or isinstance(module, _PRODUCTS):
-            rounding = Blocks(BITS[scheme]) if weight.numel() >= FEWEST_WEIGHTS else None
-        elif isinstance(module, nn.Embedding) and weight.numel() >= SMALLEST_TABLE and weight.shape[1] % 16 == 0:
-            rounding = Blocks(8)  # embeddings that are not tied take 8 bits under int4-weights too
+        if module is tied or isinstance(module, _PRODUCTS):
+            if weight.numel() >= FEWEST_WEIGHTS:
+                rounding = Channels(each=each) if scheme == STATIC else Blocks(BITS[scheme])
+        elif isinstance(module, _KERNELS) and scheme == STATIC:
+            rounding = Channels(each=True)
+        elif isinstance(module, nn.Embedding) and weight.numel() >= SMALLEST_TABLE:
+            # embeddings that are not tied take 8 bits under int4-weights too
+            if scheme == STATIC:
+                rounding = Channels(each=True, largest=FULL)
+            elif weight.shape[1] % 16 == 0:
+                rounding = Blocks(8)
         if rounding is not None:
             taken[f"{name}.weight" if name else "weight"] = (module, rounding)
     return taken
 
 
+def _multiplying(network: nn.Module, taken: dict[str, tuple[nn.Module, nn.Module]]) -> list[nn.Module]:
+    """The modules that multiply their first input by a weight that is taken."""
+    found = [module for module, _ in taken.values() if not isinstance(module, nn.Embedding)]
+    return found + _trained_heads(network, taken)
+
+
+def _trained_heads(network: nn.Module, taken: dict[str, tuple[nn.Module, nn.Module]]) -> list[nn.Module]:
+    """The output layers that multiply by an embedding which is taken."""
+    tied = _tied_embedding(network)
+    return _tied_heads(network) if any(module is tied for module, _ in taken.values()) else []
+
+
 def _tied_embedding(network: nn.Module) -> nn.Module | None:
     """The embedding that is also the output layer."""
-    heads = [module for module in network.modules() if isinstance(module, TiedOutput | TokenHead)]
-    if not any(getattr(head, "weight", None) is None for head in heads):
+    if not _tied_heads(network):
         return None
     tables = (getattr(network, name, None) for name in ("target_embedding", "source_embedding", "embedding"))
     return next(table for table in tables if table is not None)
 
 
+def _tied_heads(network: nn.Module) -> list[nn.Module]:
+    heads = [module for module in network.modules() if isinstance(module, TiedOutput | TokenHead)]
+    return [head for head in heads if getattr(head, "weight", None) is None]
+
+
+def _has(network: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in network.modules())
+
+
 def _why(network: nn.Module) -> str:
-    if any(isinstance(module, _KERNELS) for module in network.modules()):
+    if _has(network, *_KERNELS):
         return f"its weights are kernels, which {STATIC} takes"
     return f"it has no matrix of {FEWEST_WEIGHTS} or more weights"

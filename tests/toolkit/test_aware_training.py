@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from architectures.run_directory import Run
-from exporters.fake_quantization import Blocks, attach
+from exporters.fake_quantization import Blocks, Channels, attach
 from runtime.errors import OptionError, UnknownName
 from toolkit.cli import run
 from toolkit.training import loop
@@ -75,7 +75,9 @@ def test_a_recipe_for_a_scheme_is_a_tenth_of_the_runs_own(regression: Path) -> N
     assert chosen.start == str(regression.resolve())
 
 
-@pytest.mark.parametrize(("name", "scheme"), [("mlp", "int8-static"), ("lenet", "int8-static"), ("gpt", "int4-weights")])
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("mlp", "int8-static"), ("lenet", "int8-static"), ("gpt", "int4-weights"), ("gpt", "int8-static")]
+)
 def test_a_cut_run_for_a_scheme_resumes_to_the_same_bits(
     name: str, scheme: str, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,13 +105,11 @@ def test_bf16_and_pieces_train_for_a_scheme_too(tmp_path: Path) -> None:
         train(recipe(quantize="int8-static", **settings, **{"network.hidden": "32"}), tmp_path / next(iter(settings)))
 
 
-def test_what_cannot_be_trained_for_leaves_no_directory(tmp_path: Path, text_file: Path) -> None:
+def test_what_cannot_be_trained_for_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="no scheme that a network can be trained for named 'int3'"):
         loop.start(recipe(quantize="int3"), tmp_path / "x")
     with pytest.raises(OptionError, match="int4-weights has nothing to quantize in this network"):
         loop.start(Recipe("softmax").with_settings({"data.name": "digits", "quantize": "int4-weights"}), tmp_path / "x")
-    with pytest.raises(OptionError, match="no network on text is trained for int8-static"):
-        loop.start(recipe("gru", quantize="int8-static", **{"data.path": str(text_file), "window": 16}), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -127,6 +127,13 @@ def test_the_command_fine_tunes_and_tells_what_was_before(
     assert run([*command, "-o", str(tmp_path / "tuned")]) == 0
     assert "computed as int4-weights will; in float32, before: " in capfd.readouterr().out
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["recipe"]["training"]["epochs"] == 2
+
+
+def test_a_network_on_text_learns_with_what_the_static_scheme_stores(tmp_path: Path, text_file: Path) -> None:
+    settings = {"data.path": str(text_file), "network.width": 64, "network.heads": 2, "network.dropout": 0, "window": 16}
+    weights = train(recipe("gpt", quantize="int8-static", **settings), tmp_path / "run")
+    for name in ("embedding.weight", "layers.0.attention.query.weight"):
+        assert torch.allclose(Channels(each=True)(weights[name]), weights[name], atol=1e-6), name
 
 
 def test_folds_and_a_missing_run_are_refused_with_quantize(

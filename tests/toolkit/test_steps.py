@@ -125,8 +125,12 @@ def test_clipping_bounds_the_gradient_and_changes_nothing_below_the_bound(tmp_pa
     assert 0 < moved < 1e-6
 
 
-def test_recomputing_blocks_gives_the_same_weights(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", [None, "int8-static"])
+def test_recomputing_blocks_gives_the_same_weights(
+    scheme: str | None, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"data.path": str(text_file), "network.width": 16, "network.heads": 2, "network.layers": 2, "window": 16}
+    settings |= {"quantize": scheme}
     calls = []
     forward = FeedForward.forward
     monkeypatch.setattr(FeedForward, "forward", lambda self, x: (calls.append(self.training), forward(self, x))[1])

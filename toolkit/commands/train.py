@@ -19,7 +19,7 @@ from . import options
 @click.option(
     "--quantize",
     metavar="SCHEME",
-    help="Fine-tune the run RECIPE for this scheme: int8-weights, int4-weights, or, not on text, int8-static.",
+    help="Fine-tune the run RECIPE for this scheme: int8-static, int8-weights or int4-weights.",
 )
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run at PATH.")
 @click.option(

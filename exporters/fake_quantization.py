@@ -37,6 +37,7 @@ from runtime.errors import OptionError, UnknownName
 from .quantizers.blocks import block_size
 from .quantizers.saturation import FULL, REDUCED
 from .quantizers.scheme import FEWEST_WEIGHTS
+from .quantizers.static_settings import is_thin
 from .quantizers.weights import SMALLEST_TABLE
 
 BITS = {"int4-weights": 4, "int8-weights": 8}
@@ -229,7 +230,7 @@ def _weights(network: nn.Module, scheme: str) -> dict[str, tuple[nn.Module, nn.M
         if module is tied or isinstance(module, _PRODUCTS):
             if weight.numel() >= FEWEST_WEIGHTS:
                 rounding = Channels(each=each) if scheme == STATIC else Blocks(BITS[scheme])
-        elif isinstance(module, _KERNELS) and scheme == STATIC:
+        elif isinstance(module, _KERNELS) and scheme == STATIC and not is_thin(tuple(weight.shape), module.groups):
             rounding = Channels(each=True)
         elif isinstance(module, nn.Embedding) and weight.numel() >= SMALLEST_TABLE:
             # embeddings that are not tied take 8 bits under int4-weights too

@@ -9,6 +9,8 @@ Weights take seven of their eight bits (see saturation.py): the answers are then
 `reduce_range=auto` they do where, by the samples, eight bits could saturate; other data could still reach further, so that it
 is not the default.
 
+A first convolution of few colours and outputs stays in float32, where it is faster (`is_thin`).
+
 Networks on tokens: static_text.py.
 """
 
@@ -82,7 +84,7 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators, *_JOINING})
     weighted = {node.name for node in request.model.graph.node if node.op_type in _OPERATORS}
     away = _away_from_convolutions(request, operators)
-    left = (weighted - set(request.nodes)) | {node.name for node in away if request.by_node or node.op_type in _JOINING}
+    left = (weighted - set(request.nodes)) | {node.name for node in away}
     overrides = {node.input[1]: [_full_range(node, per_channel)] for node in full}
     with quiet():
         quantizer = QDQQuantizer(
@@ -103,10 +105,13 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
 
 def _away_from_convolutions(request: Request, operators: Collection[str]) -> list[onnx.NodeProto]:
     """The operators between products that read nothing in int8, or of whose branches one is not: a norm after a convolution in
-    float32, where only some products are quantized, would be converted to int8 for itself alone."""
-    in_int8: set[str] = set()  # tensors
+    float32, where only some products are quantized, would be converted to int8 for itself alone. What a quantized convolution
+    reads, the graph's inputs apart, is in int8 for others too."""
+    graph = request.model.graph
+    read = {node.input[0] for node in graph.node if node.op_type == "Conv" and node.name in request.nodes}
+    in_int8 = read - {value.name for value in graph.input}  # tensors
     away = []
-    for node in request.model.graph.node:
+    for node in graph.node:
         if node.name in request.nodes:
             in_int8.update(node.output if node.op_type == "Conv" else ())
         elif node.op_type in operators and node.op_type not in _OPERATORS:

@@ -86,6 +86,54 @@ def test_convolutions_that_share_a_bias_are_quantized_near_the_original(tmp_path
     assert np.abs(answer - expected).max() < 0.05 * np.abs(expected).max()
 
 
+def stem(folder: Path, *, colours: int, outputs: int, groups: int, side: int) -> Bundle:
+    """A convolution of an image, and a residual block."""
+    random = np.random.default_rng(0)
+    shapes = {"v": (outputs, colours // groups, side, side), "w": (outputs, outputs, 3, 3)}
+    weights = {name: random.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], name="stem", pads=[side // 2] * 4, group=groups),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Conv", ["b", "w"], ["c"], name="inner", pads=[1] * 4),
+        helper.make_node("Add", ["b", "c"], ["y"], name="sum"),
+    ]
+    images = {name: (TensorProto.FLOAT, ["batch", channels, 8, 8]) for name, channels in (("x", colours), ("y", outputs))}
+    model = make_model(nodes, weights, inputs={"x": images["x"]}, outputs={"y": images["y"]})
+    return adopt(save(model, folder / "net.onnx"), folder / "net.bundle").bundle
+
+
+@pytest.mark.parametrize(
+    ("colours", "outputs", "groups", "side", "stays"),
+    [
+        (1, 32, 1, 3, True),
+        (3, 48, 1, 5, True),
+        (3, 48, 1, 7, False),
+        (3, 64, 1, 3, False),
+        (4, 32, 1, 3, False),
+        (8, 8, 8, 3, False),
+    ],
+)
+def test_a_first_convolution_of_few_colours_stays_in_float32_and_the_sum_after_it_does_not(
+    colours: int, outputs: int, groups: int, side: int, stays: bool, tmp_path: Path
+) -> None:
+    bundle = stem(tmp_path, colours=colours, outputs=outputs, groups=groups, side=side)
+    x = np.random.default_rng(1).standard_normal((4, colours, 8, 8)).astype(np.float32)
+    found = convert_parts(bundle, (Part("int8-static"),), lambda graph: iter([{"x": x}]))
+    reasons = {node.node: node.reason for node in found.nodes if not node.quantized}
+    expected = {"stem": f"a convolution from {colours} to {outputs} channels is faster in float32"}
+    assert reasons == (expected if stays else {})
+    model = found.models["model"]
+    wiring = Wiring.of(model)
+
+    def is_stored(name: str) -> bool:
+        above = wiring.maker(name)
+        return above is not None and above.op_type == "DequantizeLinear"
+
+    by_name = {node.name: node for node in model.graph.node}
+    assert is_stored(by_name["stem"].input[0]) != stays
+    assert all(is_stored(name) for name in (by_name["inner"].input[0], *by_name["sum"].input))
+
+
 def branches(folder: Path) -> Bundle:
     """Two convolutions of the input, joined with each other, with the input, and with a number."""
     random = np.random.default_rng(0)

@@ -91,6 +91,16 @@ def test_ticks_are_round_and_labels_escape_html() -> None:
     assert draw([], str, str) == ""
 
 
+def test_the_longest_label_of_a_plot_is_within_the_picture() -> None:
+    label = "int8-static without convolutions of under 32 channels + fp16 stored"
+    svg = draw([Point("fp32", 10, 20, 9, 11, "", "reference"), Point(label, 5, 20, 4, 6, "99.44 %", "winner")], str, str)
+    picture = re.search(r'viewBox="0 0 (\d+)', svg)
+    place = re.search(r'class="label winner" x="([\d.]+)"', svg)
+    assert picture is not None
+    assert place is not None
+    assert float(place[1]) + 6.9 * len(f"{label} 99.44 %") < int(picture[1])
+
+
 def test_a_text_recipe_is_refused_before_it_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["deploy", "gpt", "-o", str(tmp_path / "out")]) == 2
     assert (

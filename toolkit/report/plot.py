@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 96, 200, 24, 56
+_LETTER = 7.0  # width of one of a label's, bold
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,11 @@ def ticks(low: float, high: float) -> list[float]:
     return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
 
 
-def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[float], str], *, right: int = RIGHT) -> str:
-    """SVG of size against latency on logarithmic axes; a bar through a point is its 95 % interval. `right` is for labels."""
+def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[float], str]) -> str:
+    """SVG of size against latency on logarithmic axes; a bar through a point is its 95 % interval. Labels fit."""
     if not points:
         return ""
+    right = max(RIGHT, 16 + round(_LETTER * max(len(_label(point)) for point in points)))
     width = WIDTH - RIGHT + right
     x_low, x_high = min(min(p.low, p.x) for p in points) / 1.35, max(max(p.high, p.x) for p in points) * 1.35
     y_low, y_high = min(p.y for p in points) / 1.5, max(p.y for p in points) * 1.5
@@ -60,9 +62,13 @@ def draw(points: list[Point], x_text: Callable[[float], str], y_text: Callable[[
         parts.append(_line(f"interval {point.kind}", place_x(point.low), y, place_x(point.high), y))
         parts.append(_line("leader", x, y, width - right + 6, label_y))
         parts.append(f'<circle class="point {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
-        parts.append(_text(f"label {point.kind}", width - right + 10, label_y + 4, f"{point.label}  {point.quality}", "start"))
+        parts.append(_text(f"label {point.kind}", width - right + 10, label_y + 4, _label(point), "start"))
     head = f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="size against latency of every variant" class="plot">'
     return "\n".join([head, *parts, "</svg>"])
+
+
+def _label(point: Point) -> str:
+    return f"{point.label}  {point.quality}"
 
 
 def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:

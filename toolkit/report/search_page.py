@@ -20,7 +20,7 @@ def render_search(report: Any, name: str) -> str:
             search=report,
             final=final,
             points=report.tried,
-            plot=draw(_points(report), time_text, size_text, right=360),
+            plot=draw(_points(report), time_text, size_text),
             style=style(),
         )
     )

@@ -16,6 +16,7 @@ plain network, with weights that are exactly on the scheme's grid. Whichever way
 they stay.
 Scales of one channel go through a batch norm unchanged, so that folding it into a convolution keeps them on the grid too.
 
+A first convolution that int8-static leaves in float32 (quantizers/thin.py) is trained with rounding all the same.
 Not seen by training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of
 convolutions, sums, pooling); recurrent layers and cells, which stay in float32 here; fixed tables of positions; what is rounded
 where an exported recurrent decoder has a matrix in parts or multiplied by its embedding; and the form of int8-weights for many
@@ -37,7 +38,6 @@ from runtime.errors import OptionError, UnknownName
 from .quantizers.blocks import block_size
 from .quantizers.saturation import FULL, REDUCED
 from .quantizers.scheme import FEWEST_WEIGHTS
-from .quantizers.static_settings import is_thin
 from .quantizers.weights import SMALLEST_TABLE
 
 BITS = {"int4-weights": 4, "int8-weights": 8}
@@ -230,7 +230,7 @@ def _weights(network: nn.Module, scheme: str) -> dict[str, tuple[nn.Module, nn.M
         if module is tied or isinstance(module, _PRODUCTS):
             if weight.numel() >= FEWEST_WEIGHTS:
                 rounding = Channels(each=each) if scheme == STATIC else Blocks(BITS[scheme])
-        elif isinstance(module, _KERNELS) and scheme == STATIC and not is_thin(tuple(weight.shape), module.groups):
+        elif isinstance(module, _KERNELS) and scheme == STATIC:
             rounding = Channels(each=True)
         elif isinstance(module, nn.Embedding) and weight.numel() >= SMALLEST_TABLE:
             # embeddings that are not tied take 8 bits under int4-weights too

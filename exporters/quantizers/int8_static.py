@@ -9,7 +9,7 @@ Weights take seven of their eight bits (see saturation.py): the answers are then
 `reduce_range=auto` they do where, by the samples, eight bits could saturate; other data could still reach further, so that it
 is not the default.
 
-A first convolution of few colours and outputs stays in float32, where it is faster (`is_thin`).
+A first convolution of few colours and outputs stays in float32, where it is faster (thin.py).
 
 Networks on tokens: static_text.py.
 """
@@ -38,6 +38,7 @@ from .static_settings import (
     reduced_products,
     why_not_by_weights,
 )
+from .thin import outputs_of_thin, thin_convolutions
 
 _OPERATORS = ("MatMul", "Gemm", "Conv")
 _JOINING = ("Add", "Concat")  # of branches: in int8 where all of them are
@@ -105,9 +106,12 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
 
 def _away_from_convolutions(request: Request, operators: Collection[str]) -> list[onnx.NodeProto]:
     """The operators between products that read nothing in int8, or of whose branches one is not: a norm after a convolution in
-    float32, where only some products are quantized, would be converted to int8 for itself alone. What a quantized convolution
-    reads, the graph's inputs apart, is in int8 for others too."""
+    float32, where only some products are quantized, would be converted to int8 for itself alone.
+
+    What a quantized convolution reads, the graph's inputs apart, is in int8 for others too, and what a thin convolution gives
+    may be joined to what is: a DenseNet hands it on to the end of a block."""
     graph = request.model.graph
+    of_thin = outputs_of_thin(request.model)
     read = {node.input[0] for node in graph.node if node.op_type == "Conv" and node.name in request.nodes}
     in_int8 = read - {value.name for value in graph.input}  # tensors
     away = []
@@ -115,8 +119,8 @@ def _away_from_convolutions(request: Request, operators: Collection[str]) -> lis
         if node.name in request.nodes:
             in_int8.update(node.output if node.op_type == "Conv" else ())
         elif node.op_type in operators and node.op_type not in _OPERATORS:
-            branches = [name in in_int8 for name in node.input]
-            if all(branches) if node.op_type in _JOINING else any(branches):
+            branches = set(node.input)
+            if branches & in_int8 and (node.op_type not in _JOINING or branches <= in_int8 | of_thin):
                 in_int8.update(node.output)
             else:
                 away.append(node)
@@ -144,5 +148,6 @@ SCHEME = Scheme(
     needs_calibration=True,
     apply=apply,
     why_not=why_not_by_weights,
+    leaves=thin_convolutions,
     settings=StaticSettings(),
 )

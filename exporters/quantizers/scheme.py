@@ -85,6 +85,10 @@ def _no_objection(node: onnx.NodeProto, shapes: Shapes) -> str | None:
     return None
 
 
+def none(model: onnx.ModelProto) -> Mapping[str, str]:
+    return {}
+
+
 def _in_the_only_way(node: onnx.NodeProto, shapes: Shapes, settings: Any) -> str:
     return "chosen"
 
@@ -98,6 +102,7 @@ class Scheme:
     apply: Callable[[Request], onnx.ModelProto]
     prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = _as_it_is  # before nodes are chosen
     why_not: Callable[[onnx.NodeProto, Shapes], str | None] = _no_objection  # a node with weights that it cannot take
+    leaves: Callable[[onnx.ModelProto], Mapping[str, str]] = none  # names of nodes that it is slower on, and why
     how: Callable[[onnx.NodeProto, Shapes, Any], str] = _in_the_only_way  # it takes a node that it can take in several ways
     takes_text: bool = False  # answers of a row do not depend on its neighbours, and several graphs share weights
     has_many_rows: bool = False  # has another form, faster on many rows at once
@@ -166,6 +171,7 @@ def _decisions(
     shapes = {
         tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT
     }
+    left = scheme.leaves(model)
     decisions = []
     for node in model.graph.node:
         weights = max((prod(shapes[name]) for name in node.input if name in shapes), default=0)
@@ -178,7 +184,7 @@ def _decisions(
             reason = "left out by --only" if only else "left out by --exclude"
         elif weights < FEWEST_WEIGHTS and node.op_type in _MATRIX_PRODUCTS and scheme.name not in HALVES:
             reason = f"{weights} weights are too few to pay for converting its input"
-        elif objection := scheme.why_not(node, shapes):
+        elif objection := scheme.why_not(node, shapes) or left.get(node.name):
             reason = objection
         taken = scheme.name if reason is None else None
         why = scheme.how(node, shapes, settings) if reason is None else reason

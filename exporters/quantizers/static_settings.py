@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 
 import onnx
 
@@ -66,19 +65,7 @@ def flat_products(products: Iterable[onnx.NodeProto], found: Mapping[str, Activa
 
 
 def why_not_by_weights(node: onnx.NodeProto, shapes: Shapes) -> str | None:
-    if node.input[1] not in shapes:
-        return "only products by constant weights, on the right, have a quantized form"
-    if node.op_type == "Conv" and is_thin(shapes[node.input[1]], attribute(node, "group", 1)):
-        return f"a convolution from {shapes[node.input[1]][1]} to {shapes[node.input[1]][0]} channels is faster in float32"
-    return None
-
-
-def is_thin(kernel: tuple[int, ...], groups: int) -> bool:
-    """Whether a kernel (outputs, inputs, …) is one of an image's few colours, slower in int8: onnxruntime's integer convolution
-    gathers single bytes for it. From one channel of 32x32 pixels to 32, 3x3 or 7x7, 1.6 times as slow on one thread, from three
-    1.3 times, 5x5 1.2 times; from three to 64 as fast, from four on faster (float32 with its output rounded against int8 with
-    its input rounded, onnxruntime 1.31, AVX512-VNNI)."""
-    return groups == 1 and kernel[1] < 4 and kernel[0] < 64 and prod(kernel[1:]) < 100
+    return None if node.input[1] in shapes else "only products by constant weights, on the right, have a quantized form"
 
 
 def output_axis(node: onnx.NodeProto) -> int:

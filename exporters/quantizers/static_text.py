@@ -27,7 +27,7 @@ from . import int8_static
 from .integer_biases import with_integer_biases
 from .ranges import Range
 from .saturation import FULL, REDUCED, Array, activation_numbers, quantize_weight
-from .scheme import Request, Shapes
+from .scheme import Request, Shapes, none
 from .static_settings import NEVER, StaticSettings, flat_products, observed, ranges_for, reduced_products
 from .weights import digest_of, prepare, rows_of
 from .weights import why_not as why_not_blocks
@@ -199,5 +199,6 @@ ON_TOKENS = replace(
     apply=apply,
     prepare=prepare,
     why_not=why_not,
+    leaves=none,
     takes_text=True,
 )

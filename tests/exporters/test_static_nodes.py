@@ -87,7 +87,7 @@ def test_convolutions_that_share_a_bias_are_quantized_near_the_original(tmp_path
 
 
 def stem(folder: Path, *, colours: int, outputs: int, groups: int, side: int) -> Bundle:
-    """A convolution of an image, and a residual block."""
+    """A convolution of an image, a residual block, and both side by side."""
     random = np.random.default_rng(0)
     shapes = {"v": (outputs, colours // groups, side, side), "w": (outputs, outputs, 3, 3)}
     weights = {name: random.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
@@ -96,9 +96,11 @@ def stem(folder: Path, *, colours: int, outputs: int, groups: int, side: int) ->
         helper.make_node("Relu", ["a"], ["b"], name="relu"),
         helper.make_node("Conv", ["b", "w"], ["c"], name="inner", pads=[1] * 4),
         helper.make_node("Add", ["b", "c"], ["y"], name="sum"),
+        helper.make_node("Concat", ["a", "c"], ["z"], name="side by side", axis=1),
     ]
-    images = {name: (TensorProto.FLOAT, ["batch", channels, 8, 8]) for name, channels in (("x", colours), ("y", outputs))}
-    model = make_model(nodes, weights, inputs={"x": images["x"]}, outputs={"y": images["y"]})
+    sizes = (("x", colours), ("y", outputs), ("z", 2 * outputs))
+    images = {name: (TensorProto.FLOAT, ["batch", channels, 8, 8]) for name, channels in sizes}
+    model = make_model(nodes, weights, inputs={"x": images.pop("x")}, outputs=images)
     return adopt(save(model, folder / "net.onnx"), folder / "net.bundle").bundle
 
 
@@ -131,7 +133,26 @@ def test_a_first_convolution_of_few_colours_stays_in_float32_and_the_sum_after_i
 
     by_name = {node.name: node for node in model.graph.node}
     assert is_stored(by_name["stem"].input[0]) != stays
-    assert all(is_stored(name) for name in (by_name["inner"].input[0], *by_name["sum"].input))
+    assert all(is_stored(name) for name in (by_name["inner"].input[0], *by_name["sum"].input, *by_name["side by side"].input))
+
+
+def test_a_first_convolution_before_max_pooling_is_quantized_with_it(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weights = {"v": random.standard_normal((16, 1, 5, 5)), "w": random.standard_normal((8, 16, 3, 3))}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], name="stem", pads=[2] * 4),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("MaxPool", ["b"], ["c"], name="pool", kernel_shape=[3, 3], pads=[1] * 4),
+        helper.make_node("Conv", ["c", "w"], ["y"], name="inner", pads=[1] * 4),
+    ]
+    images = {name: (TensorProto.FLOAT, ["batch", channels, 8, 8]) for name, channels in (("x", 1), ("y", 8))}
+    given = {name: array.astype(np.float32) for name, array in weights.items()}
+    model = make_model(nodes, given, inputs={"x": images["x"]}, outputs={"y": images["y"]})
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    x = random.standard_normal((4, 1, 8, 8)).astype(np.float32)
+    found = convert_parts(bundle, (Part("int8-static"),), lambda graph: iter([{"x": x}]))
+    assert all(node.quantized for node in found.nodes)
+    assert in_int8(found.models["model"]) == {"pool"}
 
 
 def branches(folder: Path) -> Bundle:

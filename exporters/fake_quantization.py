@@ -16,11 +16,10 @@ plain network, with weights that are exactly on the scheme's grid. Whichever way
 they stay.
 Scales of one channel go through a batch norm unchanged, so that folding it into a convolution keeps them on the grid too.
 
-A first convolution that int8-static leaves in float32 (quantizers/thin.py) is trained with rounding all the same.
-Not seen by training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of
-convolutions, sums, pooling); recurrent layers and cells, which stay in float32 here; fixed tables of positions; what is rounded
-where an exported recurrent decoder has a matrix in parts or multiplied by its embedding; and the form of int8-weights for many
-rows.
+A first convolution that int8-static leaves in float32 (quantizers/thin.py) is trained with rounding all the same. Not seen by
+training: what int8-static also keeps in uint8 between the layers of a convolutional network (outputs of convolutions, sums,
+pooling); recurrent layers and cells, which stay in float32 here; fixed tables of positions; what is rounded where an exported
+recurrent decoder has a matrix in parts or multiplied by its embedding; and the form of int8-weights for many rows.
 """
 
 from __future__ import annotations

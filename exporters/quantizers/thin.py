@@ -1,15 +1,19 @@
-"""Convolutions of an image's few colours, which int8 makes slower.
+"""Convolutions of an image's few colours, which int8 makes slower on one thread.
 
-onnxruntime's integer convolution gathers single bytes for a kernel that has no four channels to take at once. Float32 with its
-output rounded took, of the time of int8 with its input rounded, on 32x32 pixels (one thread, onnxruntime 1.31, AVX512-VNNI):
+onnxruntime's integer convolution is slow for a kernel of fewer than four input channels. Float32 with its output rounded took, of
+the time of int8 with its input rounded (one thread, onnxruntime 1.31, AVX512-VNNI; two or three runs):
 
-    channels   kernel   float32 / int8
-    1 → 32     3x3      0.63           from 64 outputs on, four inputs on or in large kernels, int8 is as fast or faster
-    1 → 32     7x7      0.61
-    3 → 32     3x3      0.75
-    3 → 32     5x5      0.86
+    channels   kernel   pixels      float32 / int8
+    1 → 32     3x3      32x32       0.63 to 0.65
+    1 → 64     3x3      32x32       0.76 to 0.77
+    1 → 32     7x7      32x32       0.59 to 0.61
+    3 → 32     3x3      32x32       0.74 to 0.76
+    3 → 32     5x5      32x32       0.86
+    3 → 64     3x3      32x32       0.89 to 0.93, at 224x224 1.06 to 1.15
+    4 → 32     3x3      32x32       1.14 to 1.16
 
-Not where max pooling follows: onnxruntime rounds before it, and pools bytes of this layout ten times as slowly.
+On two threads of a shared machine the same pairs gave 0.65 to 1.11 with nothing to tell them apart by (decision 0016).
+Not where max pooling follows: onnxruntime rounds before it, and pools bytes of this layout about nine times as slowly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Convolutions of an image's few colours, which int8 makes slower on one thread.
 
-onnxruntime's integer convolution is slow for a kernel of fewer than four input channels. Float32 with its output rounded took, of
-the time of int8 with its input rounded (one thread, onnxruntime 1.31, AVX512-VNNI; two or three runs):
+onnxruntime's integer convolution is slow for a kernel of fewer than four input channels. Float32 with its output rounded took,
+of the time of int8 with its input rounded (one thread, onnxruntime 1.31, AVX512-VNNI; two or three runs):
 
     channels   kernel   pixels      float32 / int8
     1 → 32     3x3      32x32       0.63 to 0.65

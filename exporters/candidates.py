@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.bench import TURN_SECONDS, Worker, bundle_variant
+from runtime.bench import TURN_SECONDS, bundle_variant
+from runtime.bench_worker import Worker
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError, QuantizationRefused
 from runtime.statistics import Estimate, estimate, median

@@ -22,8 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verb == "bench-worker":
-            from .bench import serve
             from .bench_bundle import BundleTarget
+            from .bench_worker import serve
 
             serve(BundleTarget)
             return 0

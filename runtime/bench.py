@@ -4,70 +4,27 @@ Runtimes that share a process disturb each other (thread pools, allocators, cach
 percent within minutes. So each variant is a worker process, a round gives each worker one short turn, and what is compared is
 the ratio within a round. The interval is taken over rounds, because calls within a turn are not independent. Where a process
 lands in memory can make it several percent faster or slower for its whole life, so all of them are launched anew a few times.
-
-A worker reads one JSON request a line and answers with one JSON line:
-    {"open": {...}}                        → {"load_ms", "baseline_bytes", "device", "inputs"}
-    {"prepare": batch or null}             → {"call_ms"}           builds the feeds (null: the natural batch) and warms up
-    {"turn": seconds, "warmup": n}         → {"ns": [latency of each call]}
-    {"memory": true}                       → {"peak_bytes"}
-    anything that fails                    → {"error": text}
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
+from .bench_worker import Footprint, Variant, Worker
 from .bundle import Bundle
-from .errors import EdgekitError, OptionError
-from .machine import busy_share, describe_machine, peak_resident_bytes, resident_bytes
+from .errors import OptionError
+from .machine import busy_share, describe_machine
 from .statistics import Estimate, estimate, percentiles, quantile
 
 _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4, 5.9 and 16 ms instead of 0.8
-# A pause before every turn. PyTorch on two threads, taking turns with two onnxruntime workers, measured 0.78–0.82 ms with it in
-# three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
-# spinning off in onnxruntime the long tails went away too, but nothing further was tried.
-_SETTLE_SECONDS = 0.005
-# Calls of some milliseconds need as many to be themselves: onnxruntime's threads spin for 40 to 50 ms after their last call, on
-# a core that the next one needs, and a process that has waited finds its memory outside the caches. In turns of one call after
-# another ResNet-18 took 26 ms instead of 17, and its int8 10 instead of 5.
-_WARM_MS = 50
-_FEWEST_CALLS, _LONGEST_TURN = 5, 0.3  # in a turn, if they take no longer than so many seconds
-_LONG_MS = 1000  # a call that takes longer has filled the caches again long before it ends: it needs no warm-up in its turn
 DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
 _FEWEST_ROUNDS = 7  # of a launch that is cut short: three launches give an interval of 21 ratios
 TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
-
-
-class Target(Protocol):
-    """What a worker times."""
-
-    device: str
-    inputs: str  # the shapes it is timed on, e.g. "pixels[batch, 1, 8, 8]"
-
-    def prepare(self, batch: int | None) -> Callable[[], object]:
-        """The call to time at a batch size; None is the natural one."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Something to time: the module that runs it, and what that worker is told to open."""
-
-    name: str
-    module: str
-    request: Mapping[str, Any]
-    file_bytes: int | None = None
-    python: str = sys.executable  # the interpreter of its process, where it needs another environment
 
 
 @dataclass(frozen=True)
@@ -83,20 +40,6 @@ class Timing:
     percentiles: dict[str, float]
     throughput: float  # samples a second at the median
     ratio: Estimate | None  # to the first variant, paired within rounds; None for the first itself
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What a variant costs before its first answer. Memory and load time come from a fresh process."""
-
-    variant: str
-    device: str  # the one that was really used
-    inputs: str  # the shapes it was timed on
-    file_bytes: int | None
-    load_ms: float
-    cold_start_ms: float  # from starting the process to its first answer
-    peak_bytes: int
-    model_bytes: int  # peak minus what the process held before the model was opened
 
 
 @dataclass(frozen=True)
@@ -235,151 +178,3 @@ def _median_footprint(launches: Sequence[Footprint]) -> Footprint:
         peak_bytes=max(item.peak_bytes for item in launches),
         model_bytes=max(item.model_bytes for item in launches),
     )
-
-
-class Worker:
-    """The parent's side of one worker process: opened and warmed up at the natural batch when it is made."""
-
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        home = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
-        started = time.perf_counter()
-        self._process = subprocess.Popen(
-            [variant.python, "-P", "-m", variant.module, "bench-worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-        try:
-            self._opened = self._ask({"open": dict(variant.request)})
-            self.prepare(None)
-        except BaseException:
-            self.close()
-            raise
-        self._cold_start_ms = (time.perf_counter() - started) * 1000
-
-    def prepare(self, batch: int | None) -> None:
-        call_ms = self._ask({"prepare": batch})["call_ms"]
-        self._warmup = 0 if call_ms > _LONG_MS else 3 if call_ms <= 5 else math.ceil(_WARM_MS / call_ms)
-
-    def turn(self, seconds: float) -> list[int]:
-        time.sleep(_SETTLE_SECONDS)
-        samples: list[int] = self._ask({"turn": seconds, "warmup": self._warmup})["ns"]
-        return samples
-
-    def footprint(self) -> Footprint:
-        peak = self._ask({"memory": True})["peak_bytes"]
-        return Footprint(
-            variant=self.variant.name,
-            device=self._opened["device"],
-            inputs=self._opened["inputs"],
-            file_bytes=self.variant.file_bytes,
-            load_ms=self._opened["load_ms"],
-            cold_start_ms=self._cold_start_ms,
-            peak_bytes=peak,
-            model_bytes=max(0, peak - self._opened["baseline_bytes"]),
-        )
-
-    def close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            try:
-                if stream:
-                    stream.close()
-            except OSError:
-                pass
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _ask(self, request: Mapping[str, Any]) -> Any:
-        assert self._process.stdin
-        assert self._process.stdout
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            code = self._process.wait()
-            raise EdgekitError(f"the benchmark process of {self.variant.name!r} died with exit code {code}")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            raise EdgekitError(
-                f"the benchmark process of {self.variant.name!r} answered {line[:80]!r}, expected JSON"
-            ) from None
-        if "error" in answer:
-            raise EdgekitError(f"cannot benchmark {self.variant.name!r}: {answer['error']}")
-        return answer
-
-
-def serve(open_target: Callable[[dict[str, Any]], Target]) -> None:
-    """The worker's side: answer requests on stdin until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes our stdin
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr, not into the protocol
-    session = _Turns(open_target)
-    for line in sys.stdin:
-        try:
-            answer = session.answer(json.loads(line))
-        except EdgekitError as error:
-            answer = {"error": str(error)}
-        except Exception as error:  # the parent must hear of it, whatever it was
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        _reply(answers, answer)
-
-
-def _reply(stream: IO[str], answer: Mapping[str, Any]) -> None:
-    try:
-        stream.write(json.dumps(answer) + "\n")
-        stream.flush()
-    except BrokenPipeError:  # the parent is gone
-        raise SystemExit(0) from None
-
-
-class _Turns:
-    def __init__(self, open_target: Callable[[dict[str, Any]], Target]) -> None:
-        self._open_target = open_target
-        self._target: Target | None = None
-        self._call: Callable[[], object] | None = None
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if "open" in request:
-            baseline = resident_bytes()
-            started = time.perf_counter()
-            self._target = self._open_target(request["open"])
-            elapsed = (time.perf_counter() - started) * 1000
-            return {
-                "load_ms": elapsed,
-                "baseline_bytes": baseline,
-                "device": self._target.device,
-                "inputs": self._target.inputs,
-            }
-        if "prepare" in request:
-            assert self._target
-            self._call = self._target.prepare(request["prepare"])
-            self._call()
-            return {"call_ms": self._timed() / 1e6}
-        if "turn" in request:
-            assert self._call
-            for _ in range(request["warmup"]):
-                self._call()
-            started = time.perf_counter()
-            samples = [self._timed()]
-            while (spent := time.perf_counter() - started) < request["turn"] or (
-                len(samples) < _FEWEST_CALLS and spent < _LONGEST_TURN
-            ):
-                samples.append(self._timed())
-            return {"ns": samples}
-        return {"peak_bytes": peak_resident_bytes()}
-
-    def _timed(self) -> int:
-        assert self._call
-        started = time.perf_counter_ns()
-        self._call()
-        return time.perf_counter_ns() - started

@@ -1,4 +1,4 @@
-"""What a benchmark's worker times of a bundle; see bench.py. Imports wait until it is opened: they are part of a cold start."""
+"""What a benchmark's worker times of a bundle; see bench_worker.py. Imports wait until it is opened: part of a cold start."""
 
 from __future__ import annotations
 

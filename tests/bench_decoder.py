@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.bench import BenchReport, Variant, bench, bundle_variant, serve
+from runtime.bench import BenchReport, bench, bundle_variant
+from runtime.bench_worker import Variant, serve
 from runtime.bundle import Bundle
 
 THREADS = 2

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from runtime.bench import Variant, Worker
+from runtime.bench_worker import Variant, Worker
 from runtime.errors import EdgekitError
 from runtime.machine import busy_share
 

@@ -21,7 +21,7 @@ from .bench_peers import Job, check_count
 
 
 class EagerTarget:
-    """What a worker times: see runtime/bench.py."""
+    """What a worker times: see runtime/bench_worker.py."""
 
     device = "cpu"
 
@@ -91,6 +91,6 @@ def _of_rows(network: Any, state: tuple[Tensor, ...], rows: Tensor) -> tuple[Ten
 
 
 if __name__ == "__main__":
-    from runtime.bench import serve
+    from runtime.bench_worker import serve
 
     serve(EagerTarget)

@@ -41,7 +41,7 @@ def network_of(shape: str) -> tuple[str, dict[str, Any]]:
 
 
 class OurTarget:
-    """What a worker times: see runtime/bench.py."""
+    """What a worker times: see runtime/bench_worker.py."""
 
     device = "cpu"
 
@@ -105,6 +105,6 @@ def environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    from runtime.bench import serve
+    from runtime.bench_worker import serve
 
     serve(OurTarget)

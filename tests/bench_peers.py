@@ -287,7 +287,7 @@ PEERS = (
 
 
 class PeerTarget:
-    """What a worker times: see runtime/bench.py."""
+    """What a worker times: see runtime/bench_worker.py."""
 
     device = "cpu"
 
@@ -319,7 +319,7 @@ def _print_to(log: Path) -> None:
 def main() -> None:
     os.environ.update(_QUIET)  # before any of the libraries is imported
     warnings.filterwarnings("ignore")
-    from runtime.bench import serve
+    from runtime.bench_worker import serve
 
     serve(PeerTarget)
 

@@ -13,7 +13,7 @@ import torch
 
 from exporters.export import export
 from exporters.source import find_source
-from runtime.bench import Variant
+from runtime.bench_worker import Variant
 from runtime.text import BOS, EOS
 
 from . import bench_generation

@@ -7,7 +7,8 @@ from typing import Any
 
 from architectures.catalog import CATALOG, find
 from architectures.run_directory import Run, is_run
-from runtime.bench import DEFAULT_PAST, BenchReport, Variant, bundle_variant
+from runtime.bench import DEFAULT_PAST, BenchReport, bundle_variant
+from runtime.bench_worker import Variant
 from runtime.bundle import DECODER, Bundle
 from runtime.errors import OptionError
 from runtime.feeds import batch_axis_of, natural_batch

@@ -1,4 +1,4 @@
-"""The benchmark's worker for PyTorch: `python -m toolkit.torch_worker bench-worker`. See runtime/bench.py for the protocol.
+"""The benchmark's worker for PyTorch: `python -m toolkit.torch_worker bench-worker`; runtime/bench_worker.py has the protocol.
 
 A catalogue network is built with fresh weights: latency does not depend on their values.
 """
@@ -58,6 +58,6 @@ def _resized(tensor: Tensor, axes: Mapping[int, str], batch: int | None) -> Tens
 
 
 if __name__ == "__main__":
-    from runtime.bench import serve
+    from runtime.bench_worker import serve
 
     serve(TorchTarget)

@@ -6,10 +6,14 @@ A worker reads one JSON request a line and answers with one JSON line:
     {"turn": seconds, "warmup": n}         → {"ns": [latency of each call]}
     {"memory": true}                       → {"peak_bytes"}
     anything that fails                    → {"error": text}
+
+Between its turns a worker is stopped, where the system can: the threads of onnxruntime and PyTorch spin for tens of
+milliseconds after a call, on a core that the next one needs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -25,13 +29,10 @@ from typing import IO, Any, Protocol
 from .errors import EdgekitError
 from .machine import peak_resident_bytes, resident_bytes
 
-# A pause before every turn. PyTorch on two threads, taking turns with two onnxruntime workers, measured 0.78–0.82 ms with it in
-# three repeats and 0.9–3.8 ms (once 20 ms) without. Probably the others' thread pools still spin after their last call: with
-# spinning off in onnxruntime the long tails went away too, but nothing further was tried.
-_SETTLE_SECONDS = 0.005
-# Calls of some milliseconds need as many to be themselves: onnxruntime's threads spin for 40 to 50 ms after their last call, on
-# a core that the next one needs, and a process that has waited finds its memory outside the caches. In turns of one call after
-# another ResNet-18 took 26 ms instead of 17, and its int8 10 instead of 5.
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_CAN_STOP = hasattr(os, "waitid")  # Linux and most of Unix
+_SETTLE_SECONDS = 0.0 if _CAN_STOP else 0.005  # a pause before every turn, in which others may stop spinning
+# A process that has waited finds its memory outside the caches: calls of some milliseconds need as many to be themselves.
 _WARM_MS = 50
 _FEWEST_CALLS, _LONGEST_TURN = 5, 0.3  # in a turn, if they take no longer than so many seconds
 _LONG_MS = 1000  # a call that takes longer has filled the caches again long before it ends: it needs no warm-up in its turn
@@ -118,6 +119,7 @@ class Worker:
         )
 
     def close(self) -> None:
+        self._go_on()
         for stream in (self._process.stdin, self._process.stdout):
             try:
                 if stream:
@@ -131,6 +133,25 @@ class Worker:
             self._process.wait()
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
+        self._go_on()
+        answer = self._answer(request)
+        self._stop()
+        return answer
+
+    def _stop(self) -> None:
+        if not _CAN_STOP:
+            return
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until all its threads are
+        except ChildProcessError:  # it died just now: the next request says so
+            pass
+
+    def _go_on(self) -> None:
+        if _CAN_STOP:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _answer(self, request: Mapping[str, Any]) -> Any:
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -156,6 +177,7 @@ class Worker:
 def serve(open_target: Callable[[dict[str, Any]], Target]) -> None:
     """The worker's side: answer requests on stdin until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes our stdin
+    _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr, not into the protocol
     session = _Turns(open_target)
@@ -167,6 +189,12 @@ def serve(open_target: Callable[[dict[str, Any]], Target]) -> None:
         except Exception as error:  # the parent must hear of it, whatever it was
             answer = {"error": f"{type(error).__name__}: {error}"}
         _reply(answers, answer)
+
+
+def _die_with_parent() -> None:
+    """Whoever is stopped does not see its stdin close: if the parent is killed, Linux is to kill this process too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _reply(stream: IO[str], answer: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ _VARIANTS = {
     "resnet152": ResNetConfig(blocks=(3, 8, 36, 3), bottleneck=True),
 }
 _SMALL = ResNetConfig(
-    in_channels=1, image_size=32, classes=10, blocks=(1, 1, 1), widths=(24, 48, 96), stem_kernel=3, stem_pool=False
+    in_channels=1, image_size=32, classes=10, blocks=(2, 2, 2), widths=(24, 48, 96), stem_kernel=3, stem_pool=False
 )
 
 RESNETS = tuple(

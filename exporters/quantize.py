@@ -230,13 +230,11 @@ def write_made(bundle: Bundle, made: Made, report: QuantizeReport, target: str |
 
 def _fine_tuning_advice(bundle: Bundle, report: QuantizeReport) -> str:
     """What to try after a loss of quality, if the network comes from a run that was not trained for this scheme yet."""
-    from .fake_quantization import AWARE, STATIC  # needs torch, which nothing else here does
+    from .fake_quantization import AWARE  # needs torch, which nothing else here does
 
     sources = [step.get("source", {}) for step in bundle.manifest.lineage if step["step"] == "export"]
     if report.drop <= report.max_drop or report.scheme not in AWARE or not sources or sources[0].get("kind") != "run":
         return ""
-    if report.scheme == STATIC and scheme_for(STATIC, bundle.manifest) is not SCHEMES[STATIC]:
-        return ""  # on tokens: training knows of weights alone there
     if sources[0]["recipe"]["training"].get("quantize") == report.scheme:
         return "Its run was fine-tuned for this scheme; more epochs may help (--set epochs=N). "
     command = f"edgekit train RUN --quantize {report.scheme} -o NEW"

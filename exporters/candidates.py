@@ -78,7 +78,7 @@ class Setting:
     quality: Quality
     calibration: Calibration | None
     batch: int
-    threads: int
+    counts: tuple[int, ...]  # of threads; on the first, the original's best, quick races are run
     for_size: bool
 
     def fingerprint(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Setting:
             "files": {name: entry["sha256"] for name, entry in self.bundle.manifest.files.items()},
             "metric": [self.quality.metric.name, self.quality.data, self.quality.samples],
             "batch": self.batch,
-            "threads": self.threads,
+            "threads": sorted(self.counts),
             "for_size": self.for_size,
         }
 
@@ -144,7 +144,7 @@ class Laboratory:
         setting = self.setting
         several = len(setting.bundle.manifest.graphs) > 1 if tried is None else tried
         return built(
-            setting.bundle, candidate.parts, setting.calibration, setting.threads, folder, setting.for_size, tried=several
+            setting.bundle, candidate.parts, setting.calibration, setting.counts[0], folder, setting.for_size, tried=several
         )
 
     def start_original(self) -> None:
@@ -169,7 +169,7 @@ class Laboratory:
 
     def _worker(self, name: str, bundle: Bundle) -> Worker:
         setting = self.setting
-        worker = Worker(bundle_variant(bundle.root, name=name, threads=setting.threads, past=past_of(setting.bundle)))
+        worker = Worker(bundle_variant(bundle.root, name=name, threads=setting.counts[0], past=past_of(setting.bundle)))
         worker.prepare(setting.batch)
         return worker
 

@@ -8,7 +8,7 @@ if both are within the budget.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -20,6 +20,7 @@ from architectures.settings import apply_settings, changed_settings
 from runtime.bench import bench, bundle_variant
 from runtime.bundle import GENERATOR, MANY, Bundle, Tolerance, lineage_step, write_bundle
 from runtime.errors import EdgekitError, OptionError, QuantizationRefused, UnknownName
+from runtime.machine import available_cpus
 from runtime.metrics import Metric
 from runtime.session import Session
 from runtime.state import specified
@@ -31,7 +32,7 @@ from .quantized_graphs import Part, convert_parts, draft, refuse_unchanged
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import STEP_BY_STEP
 from .quantizers.scheme import MIXED, Calibration, NodeDecision, Scheme
-from .race import NOISE_CEILING, NOISE_FLOOR, Speed, is_undecided, measure_speed, past_of, timed_batch
+from .race import NOISE_CEILING, NOISE_FLOOR, Speed, is_undecided, measure_speed, past_of, thread_counts, timed_batch
 
 _TOLERANCE_MARGIN = 2.0
 
@@ -72,7 +73,8 @@ class QuantizeReport:
     latency_ratio: Estimate
     noise: Estimate  # ratio of two copies of the original
     batch: int
-    threads: int
+    threads: int  # that the latency after is on
+    threads_before: int
     metric: str
     unit: str
     metric_data: str
@@ -164,17 +166,21 @@ def quantize_parts(
     calibration: Calibration | None = None,
     budget: Budget | None = None,
     batch: int | None = None,
-    threads: int,
+    threads: int | None,
     force: bool = False,
     progress: Callable[[str], None] = lambda step: None,
 ) -> QuantizeReport:
-    """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures."""
+    """Write the quantized bundle at `target`, or raise QuantizationRefused with the reason and the figures.
+
+    Without `threads` both bundles are timed on the number that each is fastest with.
+    """
     budget = budget or Budget()
+    size = timed_batch(bundle) if batch is None else batch
     progress(f"quantizing to {scheme}")
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
-        made = built(bundle, parts, calibration, threads, Path(folder), budget.for_size, progress)
+        made = built(bundle, parts, calibration, threads or available_cpus(), Path(folder), budget.for_size, progress)
         progress("measuring latency against the original")
-        speed = measure_speed(bundle, made.bundle, timed_batch(bundle) if batch is None else batch, threads)
+        speed = measure_speed(bundle, made.bundle, size, thread_counts(bundle, size, threads))
         progress(f"measuring {quality.metric.name} on {quality.data}")
         scores = (quality.measure(bundle), quality.measure(made.bundle))
         report = judged(bundle, made, parts, scheme, settings or {}, speed, quality, scores, budget)
@@ -210,15 +216,24 @@ def judged(
         noise=speed.noise,
         batch=speed.batch,
         threads=speed.threads,
+        threads_before=speed.threads_before,
         metric=quality.metric.name,
         unit=quality.metric.unit,
         metric_data=quality.data,
         metric_before=scores[0],
         metric_after=scores[1],
         nodes=made.nodes,
-        notes=(*details, *made.notes),
+        notes=(*details, *made.notes, *_threads_note(speed)),
         **judge(speed, quality.metric, scores, made.bundle.graph_bytes, budget),
     )
+
+
+def _threads_note(speed: Speed) -> Iterator[str]:
+    """Where the figures are not what the runtime's own choice, all cores, would give."""
+    of_original = f", of the original on {speed.threads_before}" if speed.threads_before != speed.threads else ""
+    how = f": load it with threads={speed.threads}" if speed.threads != available_cpus() else ""
+    if of_original or how:
+        yield f"latency is on {speed.threads} thread{'s' * (speed.threads > 1)}{of_original}{how}"
 
 
 def write_made(bundle: Bundle, made: Made, report: QuantizeReport, target: str | Path, *, force: bool) -> None:

@@ -28,7 +28,7 @@ from .quantize import Budget, Made, Quality, QuantizeReport, judged, refuse_bund
 from .quantized_graphs import Part
 from .quantizers import scheme_for
 from .quantizers.scheme import MIXED, Calibration, NodeDecision
-from .race import Speed, measure_speeds, timed_batch
+from .race import Speed, measure_speeds, thread_counts, timed_batch
 
 AUTO = "auto"
 _FINALISTS = 4
@@ -62,7 +62,7 @@ def search(
     calibration: Calibration | None = None,
     budget: Budget | None = None,
     batch: int | None = None,
-    threads: int,
+    threads: int | None,
     seconds: float | None = None,
     force: bool = False,
     progress: Callable[[str], None] = lambda step: None,
@@ -71,7 +71,8 @@ def search(
     refuse_bundle(bundle)
     budget = budget or Budget()
     size = timed_batch(bundle) if batch is None else batch
-    setting = Setting(bundle, quality, calibration, size, threads, budget.for_size)
+    counts = thread_counts(bundle, size, threads)
+    setting = Setting(bundle, quality, calibration, size, counts, budget.for_size)
     laboratory = Laboratory(setting, journal=_journal_of(target), seconds=seconds, progress=progress)
     preference = Preference(budget, budget.allowed_drop(quality.metric))
     exploration = Exploration(laboratory, preference, progress)
@@ -111,7 +112,7 @@ class _Finals:
                 made = [self._laboratory.built(item, _sub(folder, at), tried=False) for at, (item, _) in enumerate(finalists)]
                 setting = self._laboratory.setting
                 bundles = [item.bundle for item in made]
-                speeds = measure_speeds(setting.bundle, bundles, setting.batch, setting.threads)
+                speeds = measure_speeds(setting.bundle, bundles, setting.batch, setting.counts)
                 entries = {
                     item[0].key: _Entry(
                         (item[0], replace(item[1], ratio=speed.ratio, bytes=one.bundle.graph_bytes)), one, speed

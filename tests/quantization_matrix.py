@@ -147,7 +147,7 @@ def _alone(path: Path, schemes: list[str], threads: int, work: Path) -> dict[str
         groups = [label for label in made if label != _SLOW], [label for label in made if label == _SLOW]
         for group in filter(None, groups):
             note(f"{path.name}: a race of {len(group)}")
-            speeds = measure_speeds(bundle, [made[label].bundle for label in group], timed_batch(bundle), threads)
+            speeds = measure_speeds(bundle, [made[label].bundle for label in group], timed_batch(bundle), (threads,))
             for label, speed in zip(group, speeds, strict=True):
                 scores = before, quality.measure(made[label].bundle)
                 found = judged(bundle, made[label], parts[label], *_ALONE[label], speed, quality, scores, Budget())

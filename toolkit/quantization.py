@@ -70,7 +70,7 @@ def quantize_path(
     limits: Limits,
     seconds: float | None,
     batch: int | None,
-    threads: int,
+    threads: int | None,
     force: bool,
     progress: Callable[[str], None],
 ) -> QuantizeReport | SearchReport:

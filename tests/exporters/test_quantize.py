@@ -20,13 +20,14 @@ from exporters.quantize import (
     Quality,
     QuantizeReport,
     _fine_tuning_advice,
+    _threads_note,
     judge,
     quantize,
 )
 from exporters.quantized_graphs import convert
 from exporters.quantizers import SCHEMES
 from exporters.quantizers.scheme import decide, quantizable
-from exporters.race import Speed, measure_speeds
+from exporters.race import Speed, measure_speeds, thread_counts
 from runtime.bundle import Bundle
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 from runtime.metrics import METRICS
@@ -131,7 +132,7 @@ def test_a_loss_of_quality_of_a_trained_run_advises_fine_tuning_it() -> None:
 
 
 def kept(ratio: Estimate, noise: Estimate = EVEN, budget: Budget | None = None, after: float = 90.0) -> bool:
-    speed = Speed(ratio, noise, 100.0, 100.0 * ratio.median, 1, 1)
+    speed = Speed(ratio, noise, 100.0, 100.0 * ratio.median, 1, 1, 1)
     return not judge(speed, METRICS["classification"], (90.0, after), 1000, budget or Budget())["refusals"]
 
 
@@ -166,7 +167,7 @@ def test_candidates_race_in_groups_that_memory_holds(monkeypatch: pytest.MonkeyP
 
     races: list[list[int]] = []
 
-    def race(before: Any, after: list[Any], batch: int, threads: int) -> list[Any]:
+    def race(before: Any, after: list[Any], batch: int, counts: tuple[int, ...]) -> list[Any]:
         races.append([item.graph_bytes for item in after])
         return [item.graph_bytes for item in after]
 
@@ -176,8 +177,11 @@ def test_candidates_race_in_groups_that_memory_holds(monkeypatch: pytest.MonkeyP
     for memory, expected in {None: [sizes], 1000: [sizes], 480: [[25, 26], [50, 13]], 100: [[25], [26], [50], [13]]}.items():
         races.clear()
         monkeypatch.setattr("exporters.race.available_memory", lambda memory=memory: memory)
-        assert measure_speeds(sized(100, "fp32"), candidates, 1, 1) == sizes
+        assert measure_speeds(sized(100, "fp32"), candidates, 1, (1,)) == sizes
         assert races == expected
+    monkeypatch.setattr("exporters.race.available_memory", lambda: 480)
+    measure_speeds(sized(100, "fp32"), candidates, 1, (2, 1))  # each in two processes
+    assert races[-3:] == [[25, 26], [50], [13]]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_a_race_that_tells_nothing_is_run_again_for_longer(
     control: Estimate, candidate: Estimate, races: int, wide: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run: list[int] = []
-    ratios = {"original": None, "control": control, "candidate 0": candidate}
+    ratios = {"original": None, "control": control, "candidate 0 on 1": candidate}
 
     def bench(variants: Any, *, launches: int, **_: Any) -> Any:
         run.append(launches)
@@ -201,9 +205,75 @@ def test_a_race_that_tells_nothing_is_run_again_for_longer(
 
     monkeypatch.setattr("exporters.race.bench", bench)
     monkeypatch.setattr("exporters.race._LAUNCHES", (3, 6))
-    (speed,) = measure_speeds(wide, [wide], 1, 1)
+    (speed,) = measure_speeds(wide, [wide], 1, (1,))
     assert run == [3, 6][:races]
     assert (speed.ratio, speed.noise) == (candidate, control)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, latencies: dict[str, float]) -> list[list[tuple[str, int]]]:
+    """What every race is of, as (name, threads); each takes what is given for its name."""
+    races: list[list[tuple[str, int]]] = []
+
+    def bench(variants: Any, **_: Any) -> Any:
+        races.append([(variant.name, variant.request["threads"]) for variant in variants])
+        first = latencies[variants[0].name]
+
+        def timing(name: str, batch: int) -> Any:
+            ratio = latencies[name] / first
+            return SimpleNamespace(
+                ratio=None if name == variants[0].name else Estimate(ratio, 0.99 * ratio, 1.01 * ratio),
+                latency=Estimate(latencies[name], latencies[name], latencies[name]),
+            )
+
+        return SimpleNamespace(timing=timing)
+
+    monkeypatch.setattr("exporters.race.bench", bench)
+    monkeypatch.setattr("exporters.race.available_cpus", lambda: 2)
+    monkeypatch.setattr("exporters.quantize.available_cpus", lambda: 2)
+    return races
+
+
+@pytest.mark.parametrize(
+    ("on_two", "on_one", "counts"),
+    [(100.0, 60.0, (1, 2)), (60.0, 100.0, (2, 1)), (5000.0, 4000.0, (2,))],
+)
+def test_short_calls_are_timed_on_all_cores_and_on_one(
+    on_two: float, on_one: float, counts: tuple[int, ...], wide: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    races = timed(monkeypatch, {"2": on_two, "1": on_one})
+    assert thread_counts(wide, 1, None) == counts
+    assert races == [[("2", 2), ("1", 1)]]
+    assert thread_counts(wide, 1, 3) == (3,), "asked for"
+    monkeypatch.setattr("exporters.race.available_cpus", lambda: 1)
+    assert thread_counts(wide, 1, None) == (1,)
+    assert len(races) == 1
+
+
+@pytest.mark.parametrize(
+    ("on_two", "on_one", "threads", "ratio", "note"),
+    [
+        (74.0, 38.0, 1, 0.38, ("latency is on 1 thread, of the original on 2: load it with threads=1",)),
+        (55.0, 60.0, 2, 0.55, ()),
+        (55.0, 54.0, 2, 0.55, ()),  # no more than noise
+    ],
+)
+def test_a_candidate_counts_on_the_number_of_threads_it_is_fastest_with(
+    on_two: float,
+    on_one: float,
+    threads: int,
+    ratio: float,
+    note: tuple[str, ...],
+    wide: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    latencies = {"original": 100.0, "control": 100.0, "candidate 0 on 2": on_two, "candidate 0 on 1": on_one}
+    races = timed(monkeypatch, latencies)
+    (speed,) = measure_speeds(wide, [wide], 1, (2, 1))
+    assert races == [[("original", 2), ("control", 2), ("candidate 0 on 2", 2), ("candidate 0 on 1", 1)]]
+    assert (speed.threads, speed.threads_before) == (threads, 2)
+    assert speed.ratio.median == pytest.approx(ratio)
+    assert speed.after_us == pytest.approx(100 * ratio)
+    assert tuple(_threads_note(speed)) == note
 
 
 def test_quality_is_held_to_the_budget_and_nan_never_passes() -> None:

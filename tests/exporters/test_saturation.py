@@ -141,7 +141,7 @@ def samples() -> Iterator[dict[str, Array]]:
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    even = Speed(Estimate(1.0, 0.99, 1.01), Estimate(1.0, 0.99, 1.01), 100.0, 100.0, 1, 1)
+    even = Speed(Estimate(1.0, 0.99, 1.01), Estimate(1.0, 0.99, 1.01), 100.0, 100.0, 1, 1, 1)
     monkeypatch.setattr("exporters.quantize.measure_speed", lambda *_: even)
     return adopt(save(two_products(), tmp_path / "p.onnx"), tmp_path / "p.bundle").bundle
 

@@ -83,9 +83,10 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     def race(self: Laboratory, bundle: Bundle) -> Estimate:
         return estimate(self.setting.bundle, bundle)
 
-    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, counts: Sequence[int]) -> list[Speed]:
         ratios = [estimate(before, bundle) for bundle in after]
-        return [Speed(ratio, Estimate(1.0, 0.99, 1.01), 100.0, 100.0 * ratio.median, batch, threads) for ratio in ratios]
+        noise = Estimate(1.0, 0.99, 1.01)
+        return [Speed(ratio, noise, 100.0, 100.0 * ratio.median, batch, counts[0], counts[0]) for ratio in ratios]
 
     monkeypatch.setattr(Laboratory, "race", race)
     monkeypatch.setattr(Laboratory, "start_original", lambda self: None)
@@ -265,10 +266,11 @@ def test_where_the_best_do_not_pass_the_gate_every_scheme_alone_is_raced_before_
 ) -> None:
     raced: list[list[str]] = []
 
-    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, counts: Sequence[int]) -> list[Speed]:
         raced.append([bundle.manifest.precision for bundle in after])
         ratios = [1.0 if bundle.manifest.precision == "fp16" else 2.0 for bundle in after]
-        return [Speed(Estimate(ratio, ratio, ratio), Estimate(1.0, 1.0, 1.0), 1.0, ratio, batch, threads) for ratio in ratios]
+        even = Estimate(1.0, 1.0, 1.0)
+        return [Speed(Estimate(ratio, ratio, ratio), even, 1.0, ratio, batch, counts[0], counts[0]) for ratio in ratios]
 
     misled_by(monkeypatch, lambda bundle, ratio: 1.05 if bundle.manifest.precision == "fp16" else 0.5)
     monkeypatch.setattr("exporters.search.measure_speeds", speeds)
@@ -282,8 +284,8 @@ def test_where_the_best_do_not_pass_the_gate_every_scheme_alone_is_raced_before_
 def test_if_nothing_passes_the_last_race_the_nearest_miss_is_told_and_nothing_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, threads: int) -> list[Speed]:
-        return [Speed(Estimate(2.0, 1.9, 2.1), Estimate(1.0, 1.0, 1.0), 1.0, 2.0, batch, threads) for _ in after]
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, counts: Sequence[int]) -> list[Speed]:
+        return [Speed(Estimate(2.0, 1.9, 2.1), Estimate(1.0, 1.0, 1.0), 1.0, 2.0, batch, counts[0], counts[0]) for _ in after]
 
     monkeypatch.setattr("exporters.search.measure_speeds", speeds)
     with pytest.raises(
@@ -330,7 +332,7 @@ def test_the_same_file_adopted_again_goes_on_and_other_samples_of_the_same_name_
 
     def fingerprint(bundle: Bundle, samples: str) -> dict[str, Any]:
         return Setting(
-            bundle, Quality(METRICS["tensors"], lambda _: 100.0, "x.npz", samples=samples), None, 1, 1, False
+            bundle, Quality(METRICS["tensors"], lambda _: 100.0, "x.npz", samples=samples), None, 1, (1,), False
         ).fingerprint()
 
     assert fingerprint(bundle, "1") == fingerprint(again, "1")

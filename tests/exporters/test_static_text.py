@@ -71,7 +71,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @pytest.fixture(autouse=True)
 def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    even = Speed(Estimate(1.0, 0.99, 1.01), Estimate(1.0, 0.99, 1.01), 100.0, 100.0, 1, 1)
+    even = Speed(Estimate(1.0, 0.99, 1.01), Estimate(1.0, 0.99, 1.01), 100.0, 100.0, 1, 1, 1)
     monkeypatch.setattr("exporters.quantize.measure_speed", lambda *_: even)
     monkeypatch.setattr("exporters.quantize._refuse_unrunnable", lambda *_: None)  # a process for each takes long
 

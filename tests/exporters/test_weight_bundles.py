@@ -48,7 +48,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Export
 @pytest.fixture(autouse=True)
 def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are not about speed: whether a tiny network is faster is this machine's affair."""
-    even = Speed(Estimate(1.0, 0.99, 1.01), Estimate(1.0, 0.99, 1.01), 100.0, 100.0, 1, 1)
+    even = Speed(Estimate(1.0, 0.99, 1.01), Estimate(1.0, 0.99, 1.01), 100.0, 100.0, 1, 1, 1)
     monkeypatch.setattr("exporters.quantize.measure_speed", lambda *_: even)
     monkeypatch.setattr("exporters.quantize.crossover", lambda *_: 4)
 

@@ -46,7 +46,11 @@ from . import options
     "--for-size", is_flag=True, help="Keep a result that is slower, and no second form of a decoder: only size matters."
 )
 @click.option("--batch", type=click.IntRange(1), help="Batch size to time at.  [default: 1, or the graph's own]")
-@options.threads
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Threads for onnxruntime.  [default: all available cores; where calls are short, the number each is fastest with]",
+)
 @options.force
 @options.as_json
 def quantize(
@@ -86,9 +90,8 @@ def quantize(
     if report is not None:
         _refuse_report(Path(report), force=choices["force"])
     limits = Limits(max_drop, max_size, max_latency, for_size)
-    count = options.thread_count(threads)
     try:
-        found = quantize_path(path, output, scheme=scheme, limits=limits, threads=count, progress=note, **choices)
+        found = quantize_path(path, output, scheme=scheme, limits=limits, threads=threads, progress=note, **choices)
     except MeasuredRefusal as refusal:
         if as_json:
             print_json(refusal.report.to_json())

@@ -223,7 +223,7 @@ def judged(
         metric_before=scores[0],
         metric_after=scores[1],
         nodes=made.nodes,
-        notes=(*details, *made.notes, *_threads_note(speed)),
+        notes=(*details, *_threads_note(speed), *made.notes),
         **judge(speed, quality.metric, scores, made.bundle.graph_bytes, budget),
     )
 

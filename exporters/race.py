@@ -27,6 +27,7 @@ NOISE_CEILING = 1.10  # a control further off than this says that nothing was me
 _LAUNCHES = 3, 6  # the latter if the machine was disturbed
 _LAUNCH_SECONDS = 2.0  # for each bundle; calls of 30 ms take all 35 rounds in it
 _SHORT_US = 1000.0  # calls that may be faster on one thread
+_SHORT_BYTES = 64 << 20  # whoever reads more takes longer
 _CLEARLY = 0.97  # of its latency on as many threads as the original: to be told to run on another number
 _SHARE_OF_MEMORY = 0.8  # of what is available, that the bundles of one race may take
 
@@ -47,7 +48,7 @@ class Speed:
 def thread_counts(bundle: Bundle, batch: int, asked: int | None) -> tuple[int, ...]:
     """Numbers of threads to choose from, first the one that `bundle` is fastest with: what was asked for, or measured."""
     every = available_cpus()
-    if asked is not None or every == 1:
+    if asked is not None or every == 1 or bundle.graph_bytes > _SHORT_BYTES:
         return (asked or every,)
     variants = [bundle_variant(bundle.root, name=str(count), threads=count, past=past_of(bundle)) for count in (every, 1)]
     seconds = _LAUNCH_SECONDS / 2

@@ -51,7 +51,7 @@ SCHEMES = (*_ALONE, _AUTO)
 _SLOW = "int8-dynamic"  # on convolutions many times slower than the others, who would wait for it
 _EQUAL = 1.03  # of latency: what a race cannot tell apart
 _RACED = ("label", "bytes", "ratio", "drop")
-_SMALL = 2_000_000  # parameters: networks that are fastest on one thread
+_SMALL = 2_000_000  # parameters: networks that most CPUs run fastest on one thread
 _MINUTES = 120  # for one step
 _NOT_MEASURED = "not measured: "
 _SECONDS = {0: 120, 26_000_000: 600, 300_000_000: 900, 350_000_000: 2400}  # for auto, on networks of more parameters
@@ -69,7 +69,7 @@ def measure(name: str, work: Path, runs: Path | None, schemes: list[str], known:
         reason = f"{_NOT_MEASURED}its batch norms are folded, and what is left is the graph of {twin}; see there"
         known |= {f"{name}/{scheme}": {"reason": reason} for scheme in schemes}
         return
-    threads = 1 if CATALOG[name].parameters() < _SMALL else available_cpus()
+    threads = 1 if CATALOG[name].parameters() < _SMALL else available_cpus()  # one number for every scheme of a network
     about = {"trained": trained, "cpu": describe_machine()["cpu"]}
     alone = [scheme for scheme in schemes if scheme != _AUTO]
     for scheme, cell in (_alone(bundle, alone, threads, work) if alone else {}).items():
@@ -213,7 +213,7 @@ def page(record: dict[str, Any]) -> str:
         "means that these stayed in float32 or went to the scheme after the plus.",
         "",
         f"Measured on {usual} where nothing else is said, {record['threads']} threads (networks of less than two million",
-        f"parameters, which are fastest so: one), onnxruntime {record['onnxruntime']}.",
+        f"parameters: one), onnxruntime {record['onnxruntime']}.",
         "",
     ]
     if missing := [name for name in CATALOG if not any(key.startswith(f"{name}/") for key in record["cells"])]:

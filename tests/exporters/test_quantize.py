@@ -244,6 +244,8 @@ def test_short_calls_are_timed_on_all_cores_and_on_one(
     assert thread_counts(wide, 1, None) == counts
     assert races == [[("2", 2), ("1", 1)]]
     assert thread_counts(wide, 1, 3) == (3,), "asked for"
+    monkeypatch.setattr("exporters.race._SHORT_BYTES", wide.graph_bytes - 1)
+    assert thread_counts(wide, 1, None) == (2,), "too large to be short"
     monkeypatch.setattr("exporters.race.available_cpus", lambda: 1)
     assert thread_counts(wide, 1, None) == (1,)
     assert len(races) == 1

@@ -12,7 +12,7 @@ of the time of int8 with its input rounded (one thread, onnxruntime 1.31, AVX512
     3 → 64     3x3      32x32       0.89 to 0.93, at 224x224 1.06 to 1.15
     4 → 32     3x3      32x32       1.14 to 1.16
 
-On two threads of a shared machine the same pairs gave 0.65 to 1.11 with nothing to tell them apart by (decision 0016).
+Whole networks take 0.58 to 0.99 of the time on one thread so, and on two 0.65 to 1.04 (decision 0016).
 Not where max pooling follows: onnxruntime rounds before it, and pools bytes of this layout about nine times as slowly.
 """
 

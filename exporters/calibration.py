@@ -8,8 +8,8 @@ them would take too much memory at once, they are looked at in groups, each of w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,19 +33,19 @@ _IN_A_PIECE = 1 << 20  # values that are counted at once
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 Samples = Callable[[], Iterable[Feeds]]  # the batches, again from the start at every call
-Axes = Mapping[str, int | None]  # tensor → the axis whose places are told apart, if any are
+Axes = Mapping[str, Collection[int]]  # tensor → the axes whose places are told apart
 
 
 @dataclass(frozen=True)
 class Activations:
-    """What one tensor was like. `highest` is the largest value at each place of an axis, where that was asked for."""
+    """What one tensor was like. `highest`: of each axis that was asked for, the largest value at each of its places."""
 
     low: float
     high: float
     values: int
     samples: int
     axes: int  # how many it has
-    highest: Array | None = None
+    highest: Mapping[int, Array] = field(default_factory=dict)
     counts: NDArray[np.int64] | None = None  # in BINS equal bins from low to high
     zeros: int = 0  # values that are exactly zero, as half of them are after a ReLU; known with `counts`
 
@@ -66,7 +66,7 @@ class Statistics:
         progress: Callable[[str], None] = lambda line: None,
     ) -> dict[str, Activations]:
         """Of each tensor of `axes`; with `counted` values are counted in bins, too. `samples` are the same at every call."""
-        new = {name: axis for name, axis in axes.items() if not self._has(name, axis)}
+        new = {name: self._with_known(name, wanted) for name, wanted in axes.items() if not self._has(name, wanted)}
         if new:
             self._known |= _extremes(model, new, samples, progress)
         uncounted = {name: self._known[name] for name in axes if self._known[name].counts is None}
@@ -74,22 +74,18 @@ class Statistics:
             self._known |= _counted(model, uncounted, samples, progress)
         return {name: self._known[name] for name in axes}
 
-    def _has(self, name: str, axis: int | None) -> bool:
-        return name in self._known and (axis is None or self._known[name].highest is not None)
+    def _has(self, name: str, axes: Collection[int]) -> bool:
+        return name in self._known and set(axes) <= self._known[name].highest.keys()
 
-
-def activation_ranges(model: onnx.ModelProto, names: Sequence[str], samples: Samples) -> dict[str, tuple[float, float]]:
-    """Smallest and largest value of each of these tensors."""
-    found = Statistics().of(model, dict.fromkeys(names), samples)
-    return {name: (item.low, item.high) for name, item in found.items()}
+    def _with_known(self, name: str, axes: Collection[int]) -> set[int]:
+        return {*axes, *(self._known[name].highest if name in self._known else ())}
 
 
 def _extremes(model: onnx.ModelProto, axes: Axes, samples: Samples, progress: Callable[[str], None]) -> dict[str, Activations]:
     known: dict[str, Activations] = {}
 
     def look(name: str, values: Array, rows: int) -> None:
-        axis = axes[name]
-        highest = None if axis is None else values.max(axis=tuple(set(range(values.ndim)) - {axis % values.ndim}))
+        highest = {axis: values.max(axis=tuple(set(range(values.ndim)) - {axis % values.ndim})) for axis in axes[name]}
         seen = Activations(float(values.min()), float(values.max()), values.size, rows, values.ndim, highest)
         before = known.get(name)
         if before is not None:
@@ -99,7 +95,7 @@ def _extremes(model: onnx.ModelProto, axes: Axes, samples: Samples, progress: Ca
                 before.values + seen.values,
                 before.samples + seen.samples,
                 seen.axes,
-                None if highest is None or before.highest is None else np.maximum(before.highest, highest),
+                {axis: np.maximum(before.highest[axis], now) for axis, now in highest.items()},
             )
         known[name] = seen
 

@@ -1,17 +1,16 @@
 """Candidates: ways to quantize a bundle, each built and measured once.
 
 What was measured is written down after every candidate, so that a search that was cut short goes on where it stopped: the same
-bundle, judged in the same way, is not measured twice.
+bundle, judged in the same way on the same machine, is not measured twice. What failed is tried again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ from runtime.bench import TURN_SECONDS, bundle_variant
 from runtime.bench_worker import Worker
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError, QuantizationRefused
+from runtime.machine import describe_machine
 from runtime.statistics import Estimate, estimate, median
 
+from .journal import Journal
 from .quantize import Made, Quality, built
 from .quantized_graphs import Part
 from .quantizers.scheme import Calibration, NodeDecision
@@ -29,7 +30,6 @@ from .race import past_of
 _ROUNDS = (7, 25)  # of a race: at least, and at most
 _RACE_SECONDS = 3.0  # after which a race with slow calls ends
 _HOPELESS = 1.5  # so much slower that nothing more is asked
-JOURNAL_FORMAT = 2
 _UNKNOWN = Estimate(1.0, None, None)
 
 
@@ -60,6 +60,7 @@ class Measured:
     drop: float = 0.0
     nodes: tuple[NodeDecision, ...] = ()
     problem: str | None = None
+    seconds: float = 0.0  # that it took to find out
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,8 +83,9 @@ class Setting:
     for_size: bool
 
     def fingerprint(self) -> dict[str, Any]:
+        machine = describe_machine()
         return {
-            "format": JOURNAL_FORMAT,
+            "on": [machine[name] for name in ("cpu", "available_cores", "onnxruntime")],
             "files": {name: entry["sha256"] for name, entry in self.bundle.manifest.files.items()},
             "metric": [self.quality.metric.name, self.quality.data, self.quality.samples],
             "batch": self.batch,
@@ -96,13 +98,14 @@ class Laboratory:
     """Measures candidates, and remembers."""
 
     def __init__(
-        self, setting: Setting, *, journal: Path, seconds: float | None = None, progress: Callable[[str], None]
+        self, setting: Setting, *, journal: Path, deadline: float | None = None, progress: Callable[[str], None]
     ) -> None:
-        self.setting, self._journal, self._progress = setting, journal, progress
-        self._known = _read(journal, setting.fingerprint())
+        self.setting, self._progress = setting, progress
+        self._journal = Journal(journal, setting.fingerprint())
+        self._known = _recalled(self._journal)
         self.recalled = len(self._known)
-        self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._longest = 0.0  # seconds that a candidate took
+        self._deadline = deadline  # by time.monotonic()
+        self._longest = max((found.seconds for found in self._known.values()), default=0.0)  # that a candidate took
         self._original: Worker | None = None  # one process for all races: loading a network takes long
         self.original_us: float | None = None  # its latency in the last race
         self.score = setting.quality.measure(setting.bundle)
@@ -120,9 +123,10 @@ class Laboratory:
         if found is None:
             self._progress(f"trying {candidate.label}")
             started = time.monotonic()
-            found = self._known[key] = self._measured(candidate)
-            self._longest = max(self._longest, time.monotonic() - started)
-            _write(self._journal, self.setting.fingerprint(), self._known)
+            found = self._measured(candidate)
+            found = self._known[key] = replace(found, seconds=time.monotonic() - started)
+            self._longest = max(self._longest, found.seconds)
+            self._journal.write({key: found.to_json() for key, found in self._known.items() if found.problem is None})
         self.results[key] = (candidate, found)
         return found
 
@@ -195,20 +199,11 @@ class Laboratory:
 
     def forget(self) -> None:
         """The search has ended: nothing is left to go on with."""
-        self._journal.unlink(missing_ok=True)
+        self._journal.forget()
 
 
-def _read(journal: Path, fingerprint: Mapping[str, Any]) -> dict[str, Measured]:
+def _recalled(journal: Journal) -> dict[str, Measured]:
     try:
-        written = json.loads(journal.read_text())
-        if written["of"] != fingerprint:
-            return {}
-        return {key: Measured.from_json(found) for key, found in written["measured"].items()}
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is of another search
+        return {key: Measured.from_json(found) for key, found in journal.measured.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):  # somebody changed it
         return {}
-
-
-def _write(journal: Path, fingerprint: Mapping[str, Any], known: Mapping[str, Measured]) -> None:
-    aside = journal.with_name(f"{journal.name}.{os.getpid()}")
-    aside.write_text(json.dumps({"of": fingerprint, "measured": {key: found.to_json() for key, found in known.items()}}))
-    aside.replace(journal)

@@ -153,6 +153,9 @@ class Exploration:
             part, stop = candidate.parts[0], lambda: not self._laboratory.has_time_for(1 + LAST)
             errors = sensitivity(self._bundle, part, labels, self._calibration, stop=stop)
             self.errors |= errors
+            if not errors:  # time was up
+                self.is_complete = False
+                return
             ranked = sorted(errors, key=lambda label: -errors[label])
             count = _fewest_to_leave_out(
                 [errors[label] for label in ranked], self._preference.allowed / max(measured.drop, 1e-9)
@@ -169,7 +172,8 @@ class Exploration:
         part = replace(candidate.parts[0], nodes=frozenset(kept))
         for other, found in self._fastest(len(SCHEMES)):
             takes = frozenset(node.node for node in found.nodes if node.quantized) & frozenset(left)
-            if takes and self._preference.is_good(found) and self._is_no_slower(found):
+            is_another = other.parts[0].scheme != candidate.parts[0].scheme  # none can take a graph twice
+            if is_another and takes and self._preference.is_good(found) and self._is_no_slower(found):
                 return Candidate(f"{label} + {other.label}", (part, replace(other.parts[0], nodes=takes)))
         return Candidate(label, (part,))
 

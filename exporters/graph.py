@@ -210,6 +210,11 @@ def operators_of(model: onnx.ModelProto) -> Counter[str]:
     )
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """Of the standard operators, where there are any."""
+    return next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
+
+
 def requirements_of(*models: onnx.ModelProto) -> dict[str, Any]:
     """What a host needs to run all of these graphs."""
     return {

@@ -11,6 +11,7 @@ raced before anything is refused.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -69,11 +70,12 @@ def search(
 ) -> SearchReport:
     """Write the best mix within the budget at `target`; raise QuantizationRefused with the nearest miss if there is none."""
     refuse_bundle(bundle)
+    deadline = None if seconds is None else time.monotonic() + seconds
     budget = budget or Budget()
     size = timed_batch(bundle) if batch is None else batch
     counts = thread_counts(bundle, size, threads)
     setting = Setting(bundle, quality, calibration, size, counts, budget.for_size)
-    laboratory = Laboratory(setting, journal=_journal_of(target), seconds=seconds, progress=progress)
+    laboratory = Laboratory(setting, journal=_journal_of(target), deadline=deadline, progress=progress)
     preference = Preference(budget, budget.allowed_drop(quality.metric))
     exploration = Exploration(laboratory, preference, progress)
     try:
@@ -124,15 +126,19 @@ class _Finals:
                 for winner in self._winners(raced, entries):
                     report = self._report(winner, setting.quality)
                     if report:
-                        write_made(setting.bundle, winner.made, report, target, force=force)
-                        return self._search_report(winner.tried[0], report, [tried[1] for tried, _ in raced])
+                        try:
+                            write_made(setting.bundle, winner.made, report, target, force=force)
+                        except QuantizationRefused as refusal:  # by its answers to the goldens
+                            report = replace(report, refusals=(str(refusal),))
+                        else:
+                            return self._search_report(winner.tried[0], report, [tried[1] for tried, _ in raced])
                     raced = [(tried, report if tried[0].key == winner.tried[0].key else known) for tried, known in raced]
         if not raced:
-            raise QuantizationRefused(self._nothing_fits())
+            raise QuantizationRefused(self._nothing_fits() + self._late())
         nearest = min(raced, key=lambda item: self._preference.miss(item[0][1], self._laboratory.original_us))
         raise QuantizationRefused(
             f"nothing of {len(raced)} passed the last race; the nearest miss is {nearest[0][0].label}: "
-            f"{'; '.join(nearest[1].refusals)}. Measured: {nearest[1].figures()}"
+            f"{'; '.join(nearest[1].refusals)}. Measured: {nearest[1].figures()}{self._late()}"
         )
 
     def _winners(self, raced: list[tuple[Tried, QuantizeReport]], entries: Mapping[str, _Entry]) -> Iterator[_Entry]:
@@ -155,13 +161,18 @@ class _Finals:
             rivals = alone[:1]
         finalists = best[:_FINALISTS]
         finalists += [item for item in rivals[:_ALONE_IN_FINALS] if item not in finalists]
-        while len(finalists) > 1 and not self._laboratory.has_time_for(LAST * len(finalists) / 2):
-            finalists.pop()
-            self._is_complete = False
-        if finalists:
+        if finalists := self._as_many_as_time_is_for(finalists, at_least=1):
             yield finalists
-        if others := [item for item in alone if item not in finalists]:
+        others = [item for item in alone if item not in finalists]
+        if others := self._as_many_as_time_is_for(others, at_least=0):
             yield others
+
+    def _as_many_as_time_is_for(self, finalists: list[Tried], at_least: int) -> list[Tried]:
+        count = len(finalists)
+        while count > at_least and not self._laboratory.has_time_for(LAST * count / 2):
+            count -= 1
+            self._is_complete = False
+        return finalists[:count]
 
     def _report(self, entry: _Entry, quality: Quality) -> QuantizeReport:
         setting, (candidate, found) = self._laboratory.setting, entry.tried
@@ -184,13 +195,19 @@ class _Finals:
             return f"no scheme can be applied: {self._problems()}"
         nearest = min(ran, key=lambda found: self._preference.miss(found, self._laboratory.original_us))
         metric = self._laboratory.setting.quality.metric.name
-        untried = self._exploration.untried()
-        late = f"; time was up before these were tried: {', '.join(untried)}; give it more with --time" if untried else ""
+        size_alone = "" if self._preference.budget.for_size else ", or use --for-size if only size matters"
         return (
             f"nothing of {len(ran)} that were measured is within the budget; the nearest miss is {nearest.label}: "
             f"{nearest.bytes:,} bytes, latency x{nearest.ratio}, {metric} drop {nearest.drop:.2f} "
-            f"(allowed {self._preference.allowed:g}); raise the budget, or use --for-size if only size matters{late}"
+            f"(allowed {self._preference.allowed:g}); raise the budget{size_alone}"
         )
+
+    def _late(self) -> str:
+        if self._is_complete:
+            return ""
+        untried = self._exploration.untried()
+        what = f"these were tried: {', '.join(untried)}" if untried else "everything was tried"
+        return f"; time was up before {what}; give it more with --time"
 
     def _problems(self) -> str:
         """Each problem once, with the candidates that met it."""

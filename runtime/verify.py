@@ -106,7 +106,9 @@ def compare(golden: str, output: str, actual: NDArray[Any], reference: NDArray[A
 
 
 def max_error(actual: NDArray[Any], reference: NDArray[Any]) -> float:
-    """The largest absolute difference; infinite where one is infinite and the other is not."""
+    """The largest absolute difference; infinite where one is infinite and the other is not, or where shapes differ."""
+    if actual.shape != reference.shape:
+        return float("inf")
     mine, theirs = actual.astype(np.float64), reference.astype(np.float64)
     different = mine != theirs  # equal infinities would give inf - inf = NaN
     return float(np.max(np.abs(mine[different] - theirs[different]), initial=0.0))

@@ -27,7 +27,7 @@ from exporters.quantizers.scheme import Calibration
 from exporters.source import find_source
 from runtime.bench import BenchReport, bench, bundle_variant
 from runtime.bundle import Bundle
-from runtime.errors import OptionError, QuantizationRefused, SourceError, UnknownName
+from runtime.errors import DataError, OptionError, QuantizationRefused, SourceError, UnknownName
 from runtime.feeds import natural_batch
 from runtime.files import new_directory, refuse_existing
 from runtime.statistics import Estimate
@@ -191,7 +191,7 @@ def _quantize_all(
         except MeasuredRefusal as refusal:
             report = refusal.report
             row = VariantResult(name, "refused", reason="; ".join(report.refusals))
-        except QuantizationRefused as refusal:
+        except (DataError, QuantizationRefused) as refusal:
             results.append(VariantResult(name, "refused", reason=str(refusal)))
             return None
         row.bytes, row.metric, row.ratio = report.bytes_after, report.metric_after, report.latency_ratio

@@ -173,7 +173,9 @@ def _agreement(bundle: Bundle, batches: list[dict[str, NDArray[Any]]], where: st
     metric = METRICS["tensors"]
 
     def compared(values: NDArray[Any], expected: NDArray[Any]) -> float:
-        """Of the numbers; what masks make infinite has to be so again."""
+        """Of the numbers; what masks make infinite has to be so again, and sizes that depend on values have to be the same."""
+        if values.shape != expected.shape:
+            return float("nan")
         finite = np.isfinite(expected)
         same = np.array_equal(values[~finite], expected[~finite], equal_nan=True)
         return metric.compute(values[finite], expected[finite]) if same else float("nan")

@@ -71,4 +71,5 @@ BF16 = Scheme(
     needs_calibration=False,
     apply=lambda request: store(request.model, request.nodes, "bf16"),
     takes_text=True,
+    opset=13,
 )

@@ -14,14 +14,18 @@ from typing import Any
 import onnx
 
 from ..weights import loaded
+from .products import why_not_product
 from .quiet import quiet
 from .scheme import REDUCED_RANGE, Request, Scheme, Shapes
 from .weights import EIGHT_BIT
 
 _TAKEN_APART = ("GRU", "RNN")
+_PRODUCTS = ("MatMul", "Gemm")
 
 
 def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
+    if node.op_type in _PRODUCTS:
+        return why_not_product(node, shapes, scaled=False)
     return EIGHT_BIT.why_not(node, shapes) if node.op_type in _TAKEN_APART else None
 
 
@@ -64,7 +68,7 @@ def _by_onnxruntime(request: Request) -> onnx.ModelProto:
 SCHEME = Scheme(
     name="int8-dynamic",
     description="int8 weights, activations quantized as they come; no calibration",
-    operators=("MatMul", "Gemm", "Conv", "Gather", "LSTM", *_TAKEN_APART),
+    operators=(*_PRODUCTS, "Conv", "Gather", "LSTM", *_TAKEN_APART),
     needs_calibration=False,
     apply=apply,
     why_not=why_not,

@@ -26,17 +26,18 @@ import onnx
 from ..graph import drop_unread_weights
 from ..weights import loaded
 from .integer_biases import with_integer_biases
+from .products import why_not_in_steps, with_vector_biases
 from .quiet import quiet
 from .ranges import Range
 from .scheme import Request, Scheme
 from .static_settings import (
     StaticSettings,
+    by_channel,
     flat_products,
     observed,
     output_axis,
     ranges_for,
     reduced_products,
-    why_not_by_weights,
 )
 from .thin import outputs_of_thin, thin_convolutions
 
@@ -47,12 +48,13 @@ _JOINING = ("Add", "Concat")  # of branches: in int8 where all of them are
 def apply(request: Request) -> onnx.ModelProto:
     settings: StaticSettings = request.settings
     request = replace(request, model=loaded(request.model))
-    per_channel = "Conv" in request.operators if settings.per_channel is None else settings.per_channel
+    per_channel = by_channel(request, usual="Conv" in request.operators)
     products = [node for node in request.model.graph.node if node.name in request.nodes]
     found = observed(request, _quantized_tensors(request, per_channel), products)
     ranges = ranges_for(settings, found)
     reduced = reduced_products(request, products, found, ranges, lambda node: per_channel)
-    full = [node for node in products if node.name not in reduced]
+    in_seven_bits = {node.input[1] for node in products if node.name in reduced}  # another product may read the same
+    full = [node for node in products if node.input[1] not in in_seven_bits]
     model = with_integer_biases(_converted(request, per_channel, ranges, full).model.model, flat_products(products, found))
     drop_unread_weights(model)
     return model
@@ -147,7 +149,9 @@ SCHEME = Scheme(
     operators=_OPERATORS,
     needs_calibration=True,
     apply=apply,
-    why_not=why_not_by_weights,
+    prepare=with_vector_biases,
+    why_not=why_not_in_steps,
     leaves=thin_convolutions,
     settings=StaticSettings(),
+    opset=10,
 )

@@ -39,36 +39,36 @@ def quantize_columns(matrix: Array) -> tuple[Array, Array]:
     return np.rint(matrix / scales).astype(np.int8), scales
 
 
-def quantize_rows(x: str, opset: int) -> Made:
-    """`x` (…, inputs) → "x.rows", uint8, and "x.rows.scale" (…, 1). Several products of the same rows share these."""
+def quantize_rows(x: str, rows: str, opset: int) -> Made:
+    """`x` (…, inputs) → `rows`, uint8, and "`rows`.scale" (…, 1). Several products of the same rows share these."""
     weights: dict[str, NDArray[Any]] = {
         "rows.smallest": np.array(_SMALLEST),
         "rows.step": np.array(1 / 127, np.float32),
         "rows.zero": np.array(_ZERO),
     }
-    largest = f"{x}.rows.largest"
+    largest = f"{rows}.largest"
     if opset >= _REDUCE_TAKES_AXES_AS_INPUT:
         weights["rows.axis"] = np.array([-1])
-        reduce = helper.make_node("ReduceMax", [f"{x}.rows.abs", "rows.axis"], [largest], keepdims=1)
+        reduce = helper.make_node("ReduceMax", [f"{rows}.abs", "rows.axis"], [largest], keepdims=1)
     else:
-        reduce = helper.make_node("ReduceMax", [f"{x}.rows.abs"], [largest], axes=[-1], keepdims=1)
+        reduce = helper.make_node("ReduceMax", [f"{rows}.abs"], [largest], axes=[-1], keepdims=1)
     nodes = [
-        helper.make_node("Abs", [x], [f"{x}.rows.abs"]),
+        helper.make_node("Abs", [x], [f"{rows}.abs"]),
         reduce,
-        helper.make_node("Max", [largest, "rows.smallest"], [f"{x}.rows.scale"]),
-        helper.make_node("Div", [x, f"{x}.rows.scale"], [f"{x}.rows.scaled"]),
-        helper.make_node("QuantizeLinear", [f"{x}.rows.scaled", "rows.step", "rows.zero"], [f"{x}.rows"]),
+        helper.make_node("Max", [largest, "rows.smallest"], [f"{rows}.scale"]),
+        helper.make_node("Div", [x, f"{rows}.scale"], [f"{rows}.scaled"]),
+        helper.make_node("QuantizeLinear", [f"{rows}.scaled", "rows.step", "rows.zero"], [rows]),
     ]
     return nodes, weights
 
 
-def multiply_rows(x: str, weight: str, matrix: Array, output: str, columns_of: Columns = quantize_columns) -> Made:
-    """The product of the rows that `quantize_rows` made of `x`; `columns_of` turns the matrix into int8 and scales."""
+def multiply_rows(rows: str, weight: str, matrix: Array, output: str, columns_of: Columns = quantize_columns) -> Made:
+    """The product of `rows` that `quantize_rows` made; `columns_of` turns the matrix into int8 and scales."""
     numbers, scales = columns_of(matrix)
     columns = f"{weight}.columns"
-    inputs = [f"{x}.rows", columns, "rows.step", f"{columns}.scale", "rows.zero"]
+    inputs = [rows, columns, "rows.step", f"{columns}.scale", "rows.zero"]
     nodes = [
         helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}.columns"], domain="com.microsoft"),
-        helper.make_node("Mul", [f"{output}.columns", f"{x}.rows.scale"], [output]),
+        helper.make_node("Mul", [f"{output}.columns", f"{rows}.scale"], [output]),
     ]
     return nodes, {columns: numbers, f"{columns}.scale": scales}

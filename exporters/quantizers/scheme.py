@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ import onnx
 from runtime.errors import OptionError, QuantizationRefused, UnknownName
 
 from ..calibration import Feeds, Samples, Statistics
-from ..graph import copy_of, graphs_of
+from ..graph import copy_of, graphs_of, opset_of
 
 # CPUs with AVX2 and no VNNI add two products of uint8 and int8 in 16 bits, which overflow: on such a machine a plain MLP was
 # 10–16 % wrong with eight-bit weights and 1.5 % with seven-bit ones. Seven bits cannot overflow on any CPU.
@@ -105,6 +106,7 @@ class Scheme:
     leaves: Callable[[onnx.ModelProto], Mapping[str, str]] = none  # names of nodes that it is slower on, and why
     how: Callable[[onnx.NodeProto, Shapes, Any], str] = _in_the_only_way  # it takes a node that it can take in several ways
     takes_text: bool = False  # answers of a row do not depend on its neighbours, and several graphs share weights
+    opset: int = 1  # the first that has the operators it writes
     has_many_rows: bool = False  # has another form, faster on many rows at once
     settings: Any = NoSettings()  # a frozen dataclass: what `--set key=value` can change, at its defaults
 
@@ -113,10 +115,12 @@ def quantizable(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which every node has a unique name, which quantizers pick it by, and weights that some exporters write as
     Constant nodes are initializers, where quantizers look for them. None of these is an input too, as in old files."""
     copied = copy_of(model)
+    taken = {node.name for node in copied.graph.node}
     seen: set[str] = set()
     for index, node in enumerate(copied.graph.node):
         if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
+            new = (f"{node.op_type}_{number}" for number in count(index))
+            node.name = next(name for name in new if name not in taken | seen)
         seen.add(node.name)
     for node in [node for node in copied.graph.node if node.op_type == "Constant"]:
         tensor = next((item.t for item in node.attribute if item.name == "value"), None)
@@ -150,6 +154,10 @@ def decide_all(
     for operator in (*only, *exclude):
         if operator not in present:
             raise UnknownName.of("operator in this graph", operator, present & set(scheme.operators) or present)
+    if (oldest := min(opset_of(model) for model in models.values())) < scheme.opset:
+        raise QuantizationRefused(
+            f"{scheme.name} needs opset {scheme.opset} or later, and this graph has {oldest}; export the network again"
+        )
     settings = scheme.settings if settings is None else settings
     decisions = {name: _decisions(scheme, model, only, exclude, settings) for name, model in models.items()}
     every = [decision for of_graph in decisions.values() for decision in of_graph]

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 import onnx
 
-from runtime.errors import OptionError
+from runtime.errors import OptionError, QuantizationRefused
 
 from ..calibration import Activations, Statistics
+from ..graph import opset_of
 from ..tensors import array_of
 from ..wiring import attribute
 from .ranges import METHODS, MINMAX, PERCENTILE, Range, ranges_of
 from .saturation import EXACT, FULL, can_saturate, kernel_rows, quantize_weight
-from .scheme import Remark, Request, Shapes
+from .scheme import Remark, Request
 
 _USUAL_PERCENTILE = 99.99
+_SCALES_BY_AXIS = 13  # the opset from which on DequantizeLinear has an axis
 TYPES = ("u8s8", "s8s8")
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 
@@ -44,13 +46,25 @@ class StaticSettings:
             )
 
 
+def by_channel(request: Request, usual: bool) -> bool:
+    """Whether weights have a scale for each output: as it is wanted, or else as is usual where operators can take it."""
+    wanted, opset = request.settings.per_channel, opset_of(request.model)
+    if wanted and opset < _SCALES_BY_AXIS:
+        raise QuantizationRefused(
+            f"per_channel=true needs opset {_SCALES_BY_AXIS} or later, and this graph has {opset}; leave per_channel out, or "
+            "export the network again"
+        )
+    return (usual and opset >= _SCALES_BY_AXIS) if wanted is None else wanted
+
+
 def observed(request: Request, tensors: Iterable[str], products: Iterable[onnx.NodeProto]) -> dict[str, Activations]:
     """The activations that ranges are made of; of the inputs of `products` also what saturation is told by."""
     assert request.calibration is not None
     settings: StaticSettings = request.settings
-    axes: dict[str, int | None] = dict.fromkeys(tensors)
+    axes: dict[str, set[int]] = {name: set() for name in tensors}
     if settings.reduce_range != ALWAYS:
-        axes |= {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in products}
+        for node in products:
+            axes.setdefault(node.input[0], set()).add(_input_axis(node))
     statistics, counted = request.statistics or Statistics(), settings.ranges != MINMAX
     return statistics.of(request.model, axes, request.calibration, counted=counted, progress=request.progress)
 
@@ -64,8 +78,9 @@ def flat_products(products: Iterable[onnx.NodeProto], found: Mapping[str, Activa
     return frozenset(node.name for node in products if node.op_type != "Conv" and found[node.input[0]].axes == 2)
 
 
-def why_not_by_weights(node: onnx.NodeProto, shapes: Shapes) -> str | None:
-    return None if node.input[1] in shapes else "only products by constant weights, on the right, have a quantized form"
+def _input_axis(node: onnx.NodeProto) -> int:
+    """The axis of a product's input that its sums run along."""
+    return 1 if node.op_type == "Conv" else -1
 
 
 def output_axis(node: onnx.NodeProto) -> int:
@@ -88,8 +103,7 @@ def reduced_products(
     weights = {tensor.name: tensor for tensor in request.model.graph.initializer}
     reduced = set()
     for node in chosen:
-        highest = found[node.input[0]].highest
-        assert highest is not None
+        highest = found[node.input[0]].highest[_input_axis(node)]
         axis = output_axis(node)
         weight = array_of(weights[node.input[1]])
         numbers, _ = quantize_weight(weight, FULL, axis if per_channel(node) else None)

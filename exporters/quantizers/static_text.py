@@ -25,10 +25,11 @@ from ..graph import copy_of, drop_unread_weights
 from ..tensors import array_of
 from . import int8_static
 from .integer_biases import with_integer_biases
+from .products import why_not_convolution
 from .ranges import Range
 from .saturation import FULL, REDUCED, Array, activation_numbers, quantize_weight
 from .scheme import Request, Shapes, none
-from .static_settings import NEVER, StaticSettings, flat_products, observed, ranges_for, reduced_products
+from .static_settings import NEVER, StaticSettings, by_channel, flat_products, observed, ranges_for, reduced_products
 from .weights import digest_of, prepare, rows_of
 from .weights import why_not as why_not_blocks
 
@@ -38,7 +39,7 @@ _LARGEST = 1 << 30  # a bias, in steps of both scales: 32 bits hold it
 
 def why_not(node: onnx.NodeProto, shapes: Shapes) -> str | None:
     if node.op_type == "Conv":
-        return None if node.input[1] in shapes else "only convolutions with constant weights have a quantized form"
+        return why_not_convolution(node, shapes)
     return why_not_blocks(node, shapes, divisible=False)
 
 
@@ -48,9 +49,9 @@ def apply(request: Request) -> onnx.ModelProto:
     tensors = [node.input[0] for node in products] + [node.output[0] for node in products if node.op_type == "Conv"]
     found = observed(request, tensors, products)
     ranges = ranges_for(request.settings, found)
-    by_channel = request.settings.per_channel is not False
-    reduced = reduced_products(request, products, found, ranges, lambda node: by_channel)
-    writer = _Writer(request, ranges, reduced)
+    per_channel = by_channel(request, usual=True)
+    reduced = reduced_products(request, products, found, ranges, lambda node: per_channel)
+    writer = _Writer(request, ranges, reduced, per_channel)
     model = copy_of(request.model)
     written: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -69,10 +70,9 @@ def apply(request: Request) -> onnx.ModelProto:
 class _Writer:
     """Makes the quantized form of a node, and collects the constants that these read."""
 
-    def __init__(self, request: Request, ranges: Mapping[str, Range], reduced: frozenset[str]) -> None:
-        self._request, self._ranges, self._reduced = request, ranges, reduced
+    def __init__(self, request: Request, ranges: Mapping[str, Range], reduced: frozenset[str], per_channel: bool) -> None:
+        self._request, self._ranges, self._reduced, self._by_channel = request, ranges, reduced, per_channel
         self._settings: StaticSettings = request.settings
-        self._by_channel = self._settings.per_channel is not False
         self._tensors = {tensor.name: tensor for tensor in request.model.graph.initializer}
         self._made: set[str] = set()  # tensors that are already written
         self.weights: dict[str, Array] = {}

@@ -14,8 +14,9 @@ For many rows at once int8-weights has another form, see rows.py. Recurrent laye
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from onnx import helper, numpy_helper
 
 from runtime.errors import OptionError
 
-from ..graph import copy_of, drop_unread_weights
+from ..graph import copy_of, drop_unread_weights, opset_of
 from ..tensors import array_of
 from ..wiring import Wiring, attribute
 from .blocks import Array, Blocks
+from .products import why_not_product
 from .recurrent import AUTO, OPERATORS, arithmetic_of
 from .recurrent import why_not as why_not_recurrent
 from .recurrent_writer import RecurrentWriter
@@ -77,11 +79,7 @@ def why_not(node: onnx.NodeProto, shapes: Shapes, *, divisible: bool = True) -> 
         if table[0] * table[1] < SMALLEST_TABLE:
             return f"{table[0] * table[1]} weights are too few to save anything"
         return f"its rows of {table[1]} cannot be divided into blocks of 16" if divisible and table[1] % 16 else None
-    if len(shapes.get(node.input[1], ())) != 2:
-        return "only products by a constant matrix on the right have a quantized form"
-    if node.op_type == "Gemm" and (attribute(node, "transA", 0) or attribute(node, "beta", 1.0) != 1.0):
-        return "a Gemm that transposes its input or scales its bias has no quantized form"
-    return None
+    return why_not_product(node, shapes)
 
 
 def how(node: onnx.NodeProto, shapes: Shapes, settings: Any) -> str:
@@ -151,13 +149,13 @@ class _Writer:
     def __init__(self, model: onnx.ModelProto, request: Request, bits: int) -> None:
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self._wiring = Wiring.of(model)
-        self._opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+        self._opset = opset_of(model)
         self._request, self._bits = request, bits
         self._settings: WeightSettings = request.settings or _DEFAULTS[bits]
         self._output_layers = _output_layers(model) if self._settings.head == EIGHT else frozenset()
         self._inputs = _inputs_of_products(model, frozenset(request.nodes))
         self._moments = self._moments_of(model) if self._settings.rounding == GPTQ else None
-        self._quantized_rows: set[str] = set()
+        self._quantized_rows: dict[str, str] = {}
         self._biases = {} if request.many_rows else _biases_after(self._wiring, self._tensors, frozenset(request.nodes))
         self.joined = {add.name for add in self._biases.values()}  # nodes that are part of the product before them
         self.weights: dict[str, NDArray[Any]] = {}
@@ -190,6 +188,7 @@ class _Writer:
             nodes = self._by_rows(x, weight, rows, product, moments)
         else:
             bits = self._bits_of(tied or node.name in self._output_layers)
+            weight = weight if bits == self._bits else f"{weight}.head"  # another product may read it with fewer
             nodes = self._by_blocks(x, weight, rows, product, bits, moments, bias if product == output else None)
         if product != output:
             nodes.append(helper.make_node("Add", [product, bias], [output]))
@@ -231,10 +230,11 @@ class _Writer:
     def _by_rows(self, x: str, weight: str, rows: Array, output: str, moments: Array | None) -> list[onnx.NodeProto]:
         made: Made = ([], {})
         if x not in self._quantized_rows:
-            self._quantized_rows.add(x)
-            made = quantize_rows(x, self._opset)
+            taken = self._wiring.makers  # an earlier scheme may have quantized the same rows; onnxruntime joins the two
+            self._quantized_rows[x] = next(name for name in _names_of_rows(x) if name not in taken)
+            made = quantize_rows(x, self._quantized_rows[x], self._opset)
         columns_of = partial(rounded_columns, settings=self._settings, moments=moments)
-        nodes, weights = multiply_rows(x, weight, np.ascontiguousarray(rows.T), output, columns_of)
+        nodes, weights = multiply_rows(self._quantized_rows[x], weight, np.ascontiguousarray(rows.T), output, columns_of)
         self.weights |= made[1] | weights
         return made[0] + nodes
 
@@ -289,6 +289,11 @@ class _Writer:
             arrays[f"{weight}.zeros"] = blocks.zeros
         self.weights |= arrays
         return list(arrays)
+
+
+def _names_of_rows(x: str) -> Iterator[str]:
+    yield f"{x}.rows"
+    yield from (f"{x}.rows.{number}" for number in count(2))
 
 
 def _inputs_of_products(model: onnx.ModelProto, names: frozenset[str]) -> dict[str, Inputs]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from exporters import calibration
-from exporters.calibration import BINS, Samples, Statistics, activation_ranges, histogram
+from exporters.calibration import BINS, Activations, Samples, Statistics, histogram
 from runtime.errors import DataError
 
 from ..helpers import make_model
@@ -49,14 +49,18 @@ def everything(model: onnx.ModelProto, samples: Samples) -> dict[str, Array]:
     return {"x": x, "h": x @ a, "r": np.maximum(x @ a, 0), "y": np.maximum(x @ a, 0) @ b}
 
 
+def extremes(model: onnx.ModelProto, names: Sequence[str], samples: Samples) -> dict[str, Activations]:
+    return Statistics().of(model, dict.fromkeys(names, ()), samples)
+
+
 def test_ranges_equal_those_of_all_samples_at_once() -> None:
     values = everything(chain(), ragged)
-    for name, (low, high) in activation_ranges(chain(), ["x", "h", "r", "y"], ragged).items():
-        assert (low, high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-4, abs=1e-4)
+    for name, found in extremes(chain(), ["x", "h", "r", "y"], ragged).items():
+        assert (found.low, found.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-4, abs=1e-4)
 
 
 def test_counts_equal_those_of_all_samples_at_once() -> None:
-    found = Statistics().of(chain(), {"x": None, "r": -1}, ragged, counted=True)
+    found = Statistics().of(chain(), {"x": (), "r": (-1,)}, ragged, counted=True)
     values = everything(chain(), ragged)
     for name in ("x", "r"):
         assert found[name].values == values[name].size
@@ -65,8 +69,8 @@ def test_counts_equal_those_of_all_samples_at_once() -> None:
         assert found[name].counts.sum() == values[name].size
         expected, _ = np.histogram(values[name], BINS, (found[name].low, found[name].high))
         assert np.abs(np.cumsum(found[name].counts) - np.cumsum(expected)).max() <= 3  # values next to an edge
-    assert found["x"].highest is None
-    assert found["r"].highest == pytest.approx(values["r"].max(axis=0), rel=1e-4)
+    assert not found["x"].highest
+    assert found["r"].highest[-1] == pytest.approx(values["r"].max(axis=0), rel=1e-4)
     assert found["r"].zeros == (values["r"] == 0).sum()
 
 
@@ -87,7 +91,7 @@ def test_in_groups_the_answer_is_the_same_and_each_group_is_a_pass(monkeypatch: 
         passes.append(1)
         return ragged()
 
-    axes = {"h": None, "r": None, "y": None}
+    axes = {"h": (), "r": (), "y": ()}
     together = Statistics().of(chain(), axes, samples, counted=True)
     first = len(passes)
     assert sessions[1] == ["h", "r", "y"]
@@ -123,7 +127,8 @@ def test_what_a_branch_reads_of_the_graph_around_it_is_kept() -> None:
     inputs = {"x": shape, "flag": (TensorProto.BOOL, [])}
     model = make_model(nodes, inputs=inputs, outputs={"chosen": shape})
     feeds = {"x": np.array([[-3.0, 2.0]], np.float32), "flag": np.array(True)}
-    assert activation_ranges(model, ["chosen"], lambda: [feeds]) == {"chosen": (-2.0, 0.0)}
+    found = extremes(model, ["chosen"], lambda: [feeds])["chosen"]
+    assert (found.low, found.high) == (-2.0, 0.0)
 
 
 def test_what_is_known_is_not_gathered_again() -> None:
@@ -134,13 +139,13 @@ def test_what_is_known_is_not_gathered_again() -> None:
         return ragged()
 
     statistics = Statistics()
-    before = statistics.of(chain(), {"h": None, "r": None}, samples)
+    before = statistics.of(chain(), {"h": (), "r": ()}, samples)
     count = len(passes)
-    assert statistics.of(chain(), {"r": None}, samples) == {"r": before["r"]}
+    assert statistics.of(chain(), {"r": ()}, samples) == {"r": before["r"]}
     assert len(passes) == count
-    counted = statistics.of(chain(), {"r": None}, samples, counted=True)["r"]
+    counted = statistics.of(chain(), {"r": ()}, samples, counted=True)["r"]
     assert counted.low == before["r"].low
-    statistics.of(chain(), {"r": -1}, samples)
+    statistics.of(chain(), {"r": (-1,)}, samples)
     assert len(passes) > count
 
 
@@ -149,7 +154,7 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
 
     def peak(count: int) -> int:
         tracemalloc.start()
-        Statistics().of(chain(), {"x": None, "h": -1, "r": None}, lambda: ragged(count), counted=True)
+        Statistics().of(chain(), {"x": (), "h": (-1,), "r": ()}, lambda: ragged(count), counted=True)
         high = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return high
@@ -161,7 +166,7 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
 def test_data_that_is_empty_not_finite_or_of_another_shape_is_refused() -> None:
     def refused(*batches: dict[str, Array], message: str) -> None:
         with pytest.raises(DataError, match=message):
-            activation_ranges(chain(), ["r"], lambda: iter(batches))
+            extremes(chain(), ["r"], lambda: iter(batches))
 
     good = next(ragged())
     refused(message="no calibration data; pass --data with at least one sample")
@@ -179,12 +184,12 @@ def test_data_that_is_empty_not_finite_or_of_another_shape_is_refused() -> None:
 def test_values_that_the_network_itself_makes_infinite_are_refused() -> None:
     huge = {"x": np.full((1, 1, WIDTH), 3e38, np.float32)}
     with pytest.raises(DataError, match="batch 1 gives NaN or infinite values in 'h'"):
-        activation_ranges(chain(), ["h"], lambda: iter([huge]))
+        extremes(chain(), ["h"], lambda: iter([huge]))
 
 
 def test_long_work_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_QUIET_SECONDS", -1.0)
     lines: list[str] = []
-    Statistics().of(chain(), {"h": None}, ragged, counted=True, progress=lines.append)
+    Statistics().of(chain(), {"h": ()}, ragged, counted=True, progress=lines.append)
     assert lines[0] == "calibrating: ranges of 1 tensors, 4 samples so far"
     assert lines[-1] == "calibrating: distributions of 1 tensors, 20 samples so far"

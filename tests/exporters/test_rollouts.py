@@ -132,5 +132,5 @@ def test_steps_widen_the_ranges_that_prompts_alone_give(tiny_network: Make) -> N
     bundle = bundle_of(tiny_network, ("lstm", "portable"))
     model = read_model(bundle.graph_path(DECODER))
     state = bundle.manifest.graphs[DECODER].signature.states[0].input
-    every = Statistics().of(model, {state: None}, lambda: calibration_of_text(bundle)(DECODER))[state]
+    every = Statistics().of(model, {state: ()}, lambda: calibration_of_text(bundle)(DECODER))[state]
     assert every.low < -0.1 < 0.1 < every.high

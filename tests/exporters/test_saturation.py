@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from exporters.adopt import adopt
 from exporters.quantize import Budget, QuantizeReport, quantize
+from exporters.quantized_graphs import Part, convert_parts
 from exporters.quantizers.saturation import (
     FULL,
     REDUCED,
@@ -24,6 +25,7 @@ from exporters.quantizers.saturation import (
     pair_sums,
     quantize_weight,
 )
+from exporters.quantizers.static_settings import StaticSettings
 from exporters.race import Speed
 from runtime.bundle import Bundle
 from runtime.statistics import Estimate
@@ -184,6 +186,50 @@ def test_seven_bits_are_taken_where_and_only_where_eight_could_saturate(
     assert reasons["calm"] == "chosen"
     expected = {"always": "chosen", "auto": "seven-bit weights: eight could saturate", "never": "can saturate on CPUs without"}
     assert expected[reduce_range] in reasons["wild"]
+
+
+def test_a_weight_of_two_products_takes_seven_bits_if_one_of_them_could_saturate(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weight = random.choice([-1.0, 1.0], (WIDTH, WIDTH)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["s", "B"], ["h"], name="calm"),
+        helper.make_node("MatMul", ["x", "B"], ["z"], name="wild"),
+        helper.make_node("Add", ["h", "z"], ["y"]),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", WIDTH])
+    model = make_model(nodes, {"B": weight}, inputs={"s": shape, "x": shape}, outputs={"y": shape})
+    shared = adopt(save(model, tmp_path / "s.onnx"), tmp_path / "s.bundle").bundle
+    x = random.uniform(0, 1, (64, WIDTH)).astype(np.float32)
+    sparse = np.where(np.arange(WIDTH) % 2, np.float32(0), x)  # of two neighbours one is zero
+    settings = StaticSettings(reduce_range="auto")
+    made = convert_parts(shared, (Part("int8-static", settings),), lambda graph: iter([{"s": sparse, "x": x}]))
+    reasons = {node.node: node.reason for node in made.nodes}
+    assert "seven-bit weights" not in reasons["calm"]
+    assert "seven-bit weights" in reasons["wild"]
+    (numbers,) = (
+        numpy_helper.to_array(tensor) for tensor in made.models["model"].graph.initializer if tensor.dims == [WIDTH] * 2
+    )
+    assert np.abs(numbers.astype(int)).max() == REDUCED
+
+
+def test_what_two_operators_read_along_different_axes_is_looked_at_along_both(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(0)
+    kernel = random.choice([-1.0, 1.0], (8, 4, 3, 3)).astype(np.float32)
+    matrix = random.choice([-1.0, 1.0], (WIDTH, WIDTH)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "C"], ["c"], name="convolution", pads=[1, 1, 1, 1]),
+        helper.make_node("MatMul", ["x", "M"], ["m"], name="product"),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", 4, WIDTH, WIDTH])
+    outputs = {"c": (TensorProto.FLOAT, ["batch", 8, WIDTH, WIDTH]), "m": shape}
+    model = make_model(nodes, {"C": kernel, "M": matrix}, inputs={"x": shape}, outputs=outputs)
+    mixed = adopt(save(model, tmp_path / "m.onnx"), tmp_path / "m.bundle").bundle
+    images = {"x": random.uniform(0, 1, (2, 4, WIDTH, WIDTH)).astype(np.float32)}
+    part = Part("int8-static", StaticSettings(reduce_range="auto"))
+    made = convert_parts(mixed, (part,), lambda graph: iter([images]))
+    assert ["seven-bit weights" in node.reason for node in made.nodes] == [True, True]
 
 
 def test_verify_warns_on_a_cpu_that_lacks_what_a_bundle_needs(

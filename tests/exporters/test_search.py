@@ -13,9 +13,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+import exporters.search
 from exporters.adopt import adopt
-from exporters.candidates import Candidate, Laboratory, Measured, Setting
+from exporters.candidates import Candidate, Laboratory, Measured, Setting, _recalled
 from exporters.graph import read_model
+from exporters.journal import Journal
 from exporters.preference import Preference
 from exporters.quantize import Budget, Quality
 from exporters.quantized_graphs import Part
@@ -23,7 +25,7 @@ from exporters.race import Speed
 from exporters.search import SearchReport, front, search
 from exporters.sensitivity import sensitivity
 from runtime.bundle import Bundle
-from runtime.errors import QuantizationRefused
+from runtime.errors import OutputExists, QuantizationRefused
 from runtime.metrics import METRICS
 from runtime.session import Session
 from runtime.statistics import Estimate
@@ -322,8 +324,102 @@ def test_a_search_that_was_cut_goes_on_where_it_stopped(tmp_path: Path, monkeypa
 
 def test_another_bundle_does_not_go_on_from_the_journal_of_this_one(tmp_path: Path) -> None:
     journal = tmp_path / "q.bundle.search.json"
-    journal.write_text(json.dumps({"of": {"bundle": "another"}, "measured": {"x": {}}}))
+    Journal(journal, {"bundle": "another"}).write({"x": {}})
     assert searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0)).recalled == 0
+
+
+@pytest.mark.parametrize("content", ["", "mine", "{}", '{"kind": "other", "measured": {}}', "[]"])
+def test_a_file_in_the_journal_s_place_that_is_not_one_is_left_alone(content: str, tmp_path: Path) -> None:
+    mine = tmp_path / "q.bundle.search.json"
+    mine.write_text(content)
+    with pytest.raises(OutputExists, match=r"q\.bundle\.search\.json .* was not written by it; move it away"):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", force=True)
+    assert mine.read_text() == content
+    assert not (tmp_path / "q.bundle").exists()
+
+
+def test_a_journal_that_somebody_changed_is_begun_anew(tmp_path: Path) -> None:
+    journal = tmp_path / "q.search.json"
+    for measured in ([], {"x": 1}, {"x": {}}):
+        Journal(journal, {"a": 1}).write(measured)  # type: ignore[arg-type]
+        assert _recalled(Journal(journal, {"a": 1})) == {}
+
+
+def test_what_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, original, count = bundle_of(tmp_path), Laboratory._measured, 0
+
+    def broken(self: Laboratory, candidate: Any) -> Measured:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return Measured(candidate.label, problem="out of memory") if count == 1 else original(self, candidate)
+
+    monkeypatch.setattr(Laboratory, "_measured", broken)
+    with pytest.raises(KeyboardInterrupt):
+        searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    found = searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=3.0))
+    assert found.recalled == 1
+    assert not [item.label for item in found.tried if item.problem == "out of memory"]
+
+
+def test_a_search_that_goes_on_knows_how_long_candidates_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, now = bundle_of(tmp_path), 0.0
+    monkeypatch.setattr("exporters.candidates.time.monotonic", lambda: now)
+    original = Laboratory._measured
+
+    def slow(self: Laboratory, candidate: Any) -> Measured:
+        nonlocal now
+        now += 10.0
+        if now > 40.0:
+            raise KeyboardInterrupt
+        return original(self, candidate)
+
+    monkeypatch.setattr(Laboratory, "_measured", slow)
+    with pytest.raises(KeyboardInterrupt):
+        searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=30.0))
+    found = searched(bundle, tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=5.0)
+    assert found.recalled == 4
+    assert len(found.raced) == 1, "a last race of more would take longer than 5 s"
+
+
+def test_the_second_last_race_is_left_out_if_there_is_no_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, races = 0.0, []
+    monkeypatch.setattr("exporters.candidates.time.monotonic", lambda: now)
+    original = Laboratory._measured
+
+    def slow(self: Laboratory, candidate: Any) -> Measured:
+        nonlocal now
+        now += 10.0
+        return original(self, candidate)
+
+    def speeds(before: Bundle, after: Sequence[Bundle], batch: int, counts: Sequence[int]) -> list[Speed]:
+        nonlocal now
+        now += 20.0 * len(after)
+        races.append(len(after))
+        return [Speed(Estimate(2.0, 1.9, 2.1), Estimate(1.0, 1.0, 1.0), 1.0, 2.0, batch, counts[0], counts[0]) for _ in after]
+
+    monkeypatch.setattr(Laboratory, "_measured", slow)
+    monkeypatch.setattr("exporters.search.measure_speeds", speeds)
+    with pytest.raises(QuantizationRefused, match="time was up before everything was tried; give it more with --time"):
+        searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=110.0)
+    assert len(races) == 1
+
+
+def test_one_whose_answers_turn_out_to_be_no_numbers_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = bundle_of(tmp_path)
+    first = searched(bundle, tmp_path / "first.bundle", budget=Budget(max_drop=3.0))
+    original = exporters.search.write_made
+
+    def refused(bundle: Bundle, made: Any, report: Any, *rest: Any, **more: Any) -> None:
+        if report.bytes_after == first.report.bytes_after:
+            raise QuantizationRefused("it answers with NaN")
+        original(bundle, made, report, *rest, **more)
+
+    monkeypatch.setattr("exporters.search.write_made", refused)
+    second = searched(bundle, tmp_path / "second.bundle", budget=Budget(max_drop=3.0))
+    assert second.chosen != first.chosen
+    assert verify_bundle(tmp_path / "second.bundle")
 
 
 def test_the_same_file_adopted_again_goes_on_and_other_samples_of_the_same_name_do_not(tmp_path: Path) -> None:

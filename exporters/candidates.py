@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bench import TURN_SECONDS, bundle_variant
-from runtime.bench_worker import Worker
+from runtime.bench_worker import Worker, one_round
 from runtime.bundle import Bundle
 from runtime.errors import EdgekitError, QuantizationRefused
 from runtime.machine import describe_machine
-from runtime.statistics import Estimate, estimate, median
+from runtime.statistics import FEWEST, Estimate, estimate, median, undisturbed
 
 from .journal import Journal
 from .quantize import Made, Quality, built
@@ -27,8 +27,9 @@ from .quantized_graphs import Part
 from .quantizers.scheme import Calibration, NodeDecision
 from .race import past_of
 
-_ROUNDS = (7, 25)  # of a race: at least, and at most
+_ROUNDS = (FEWEST, 25)  # of a race: at least, and at most
 _RACE_SECONDS = 3.0  # after which a race with slow calls ends
+_PATIENCE = 3  # times as many rounds, and as long, while something slows the machine
 _HOPELESS = 1.5  # so much slower that nothing more is asked
 _UNKNOWN = Estimate(1.0, None, None)
 
@@ -67,8 +68,11 @@ class Measured:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        numbers = {key: float(data[key]) for key in ("score", "drop", "seconds")}
+        ends = (None if data["ratio"][end] is None else float(data["ratio"][end]) for end in ("low", "high"))
+        ratio = Estimate(float(data["ratio"]["median"]), *ends)
         nodes = tuple(NodeDecision(**node) for node in data["nodes"])
-        return cls(**{**data, "ratio": Estimate(**data["ratio"]), "nodes": nodes})
+        return cls(**{**data, **numbers, "bytes": int(data["bytes"]), "ratio": ratio, "nodes": nodes})
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Laboratory:
         self._longest = max((found.seconds for found in self._known.values()), default=0.0)  # that a candidate took
         self._original: Worker | None = None  # one process for all races: loading a network takes long
         self.original_us: float | None = None  # its latency in the last race
+        self._originals: list[float] = []  # its latencies in all races
         self.score = setting.quality.measure(setting.bundle)
         self.results: dict[str, tuple[Candidate, Measured]] = {}  # of this search, by key
 
@@ -181,16 +186,20 @@ class Laboratory:
         ratios: list[float] = []
         originals: list[float] = []
         started = time.monotonic()
-        while len(ratios) < _ROUNDS[1]:
-            late = time.monotonic() - started > _RACE_SECONDS
-            if len(ratios) >= _ROUNDS[0] and (late or (estimate(ratios).low or 0.0) > _HOPELESS):
+        quiet: list[float] = []
+        while len(quiet) < _ROUNDS[1] and len(ratios) < _PATIENCE * _ROUNDS[1]:
+            late = time.monotonic() - started
+            enough = len(quiet) >= _ROUNDS[0] and (late > _RACE_SECONDS or (estimate(quiet).low or 0.0) > _HOPELESS)
+            if enough or (len(ratios) >= _ROUNDS[0] and late > _PATIENCE * _RACE_SECONDS):
                 break
             turns = (original, candidate) if len(ratios) % 2 else (candidate, original)
-            taken = {worker: median(worker.turn(TURN_SECONDS)) for worker in turns}
-            ratios.append(taken[candidate] / taken[original])
-            originals.append(taken[original] / 1000)
+            taken = {name: median(turn) for name, turn in one_round(turns, TURN_SECONDS).items()}
+            ratios.append(taken[candidate.variant.name] / taken[original.variant.name])
+            originals.append(taken[original.variant.name] / 1000)
+            quiet = [ratio for ratio, is_quiet in zip(ratios, undisturbed(originals, self._originals), strict=True) if is_quiet]
+        self._originals += originals
         self.original_us = median(originals)
-        return estimate(ratios)
+        return estimate(quiet if len(quiet) >= _ROUNDS[0] else ratios)
 
     def close(self) -> None:
         if self._original is not None:

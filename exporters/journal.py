@@ -41,7 +41,7 @@ def _written(path: Path) -> dict[str, Any]:
         written = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         written = None
     if isinstance(written, dict) and str(written.get("kind")).startswith(_KIND.rpartition(" ")[0]):
         return written if written["kind"] == _KIND else {}

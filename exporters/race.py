@@ -43,6 +43,7 @@ class Speed:
     batch: int
     threads: int  # of the candidate
     threads_before: int  # of the original
+    disturbed: float = 0.0  # share of the rounds that something slowed the machine in; they do not count
 
 
 def thread_counts(bundle: Bundle, batch: int, asked: int | None) -> tuple[int, ...]:
@@ -101,9 +102,11 @@ def _race(before: Bundle, after: Sequence[Bundle], batch: int, counts: Sequence[
         noise = ratios["control"]
         if 1 / NOISE_CEILING < noise.median < NOISE_CEILING and not any(is_undecided(ratio) for _, ratio in fastest):
             break
-    before_us = report.timing("original", batch).latency.median
+    original = report.timing("original", batch)
+    before_us = original.latency.median
     return [  # by the paired ratio: medians alone drift
-        Speed(ratio, noise, before_us, before_us * ratio.median, batch, count, counts[0]) for count, ratio in fastest
+        Speed(ratio, noise, before_us, before_us * ratio.median, batch, count, counts[0], original.disturbed_share)
+        for count, ratio in fastest
     ]
 
 

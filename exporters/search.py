@@ -127,7 +127,7 @@ class _Finals:
                     report = self._report(winner, setting.quality)
                     if report:
                         try:
-                            write_made(setting.bundle, winner.made, report, target, force=force)
+                            report = write_made(setting.bundle, winner.made, report, target, force=force)
                         except QuantizationRefused as refusal:  # by its answers to the goldens
                             report = replace(report, refusals=(str(refusal),))
                         else:
@@ -199,8 +199,16 @@ class _Finals:
         return (
             f"nothing of {len(ran)} that were measured is within the budget; the nearest miss is {nearest.label}: "
             f"{nearest.bytes:,} bytes, latency x{nearest.ratio}, {metric} drop {nearest.drop:.2f} "
-            f"(allowed {self._preference.allowed:g}); raise the budget{size_alone}"
+            f"({self._allowed()}); raise the budget{size_alone}"
         )
+
+    def _allowed(self) -> str:
+        """e.g. "allowed: drop 0.5, 2,000,000 bytes, latency x0.5"."""
+        budget, limits = self._preference.budget, [f"drop {self._preference.allowed:g}"]
+        limits += [] if budget.max_bytes is None else [f"{budget.max_bytes:,} bytes"]
+        limits += [] if budget.max_ratio is None else [f"latency x{budget.max_ratio:g}"]
+        limits += [] if budget.max_us is None else [f"{budget.max_us:g} µs"]
+        return f"allowed: {', '.join(limits)}"
 
     def _late(self) -> str:
         if self._is_complete:

@@ -2,8 +2,11 @@
 
 Runtimes that share a process disturb each other (thread pools, allocators, caches), and a shared machine drifts by tens of
 percent within minutes. So each variant is a worker process, a round gives each worker one short turn, and what is compared is
-the ratio within a round. The interval is taken over rounds, because calls within a turn are not independent. Where a process
-lands in memory can make it several percent faster or slower for its whole life, so all of them are launched anew a few times.
+the ratio within a round. Rounds in which the first variant was slow are left out: whatever slowed it, perhaps on another
+machine of the same host, does not slow all variants alike (decision 0019).
+
+The interval is taken over rounds, because calls within a turn are not independent. Where a process lands in memory can make it
+several percent faster or slower for its whole life, so all of them are launched anew a few times.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .bench_worker import Footprint, Variant, Worker
+from .bench_worker import Footprint, Variant, Worker, one_round
 from .bundle import Bundle
 from .errors import OptionError
 from .machine import busy_share, describe_machine
-from .statistics import Estimate, estimate, percentiles, quantile
+from .statistics import FEWEST, Estimate, estimate, percentiles, quantile, undisturbed
 
 _BUSY = 0.2  # with one of two cores taken, PyTorch on two threads measured 2.4, 5.9 and 16 ms instead of 0.8
 DEFAULT_PAST = 32  # tokens a decoder has seen before the one that is timed
-_FEWEST_ROUNDS = 7  # of a launch that is cut short: three launches give an interval of 21 ratios
+_DISTURBED = 0.1  # of the rounds; fewer are to be expected
 TURN_SECONDS = 0.006  # many short turns: of three settings tried, 100 of 6 ms gave the tightest ratios
 
 
@@ -36,10 +39,15 @@ class Timing:
     latency: Estimate
     spread: float  # interquartile range of all calls
     calls: int
-    rounds: int
+    rounds: int  # that median and ratio are of
+    disturbed: int  # rounds left out of these, because the first variant was slow in them
     percentiles: dict[str, float]
     throughput: float  # samples a second at the median
     ratio: Estimate | None  # to the first variant, paired within rounds; None for the first itself
+
+    @property
+    def disturbed_share(self) -> float:
+        return self.disturbed / (self.rounds + self.disturbed)
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,12 @@ class BenchReport:
     @property
     def warning(self) -> str | None:
         """Why these figures should not be trusted, if they should not."""
-        if self.busy is None or self.busy < _BUSY:
+        if self.busy is not None and self.busy >= _BUSY:
+            return f"others used {100 * self.busy:.0f} % of this machine; do not trust these latencies"
+        share = max((timing.disturbed_share for timing in self.timings), default=0.0)
+        if share < _DISTURBED:
             return None
-        return f"others used {100 * self.busy:.0f} % of this machine; do not trust these latencies"
+        return f"something slowed this machine in {100 * share:.0f} % of the rounds; medians and ratios are of the others"
 
     def timing(self, variant: str, batch: int) -> Timing:
         return next(timing for timing in self.timings if (timing.variant, timing.batch) == (variant, batch))
@@ -130,10 +141,10 @@ def bench(
                     worker.prepare(batch)
                 started = time.perf_counter()
                 for number in range(rounds):
-                    if seconds is not None and number >= _FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+                    if seconds is not None and number >= FEWEST and time.perf_counter() - started > seconds:
                         break
-                    for worker in shuffle.sample(workers, len(workers)):
-                        turns[worker.variant.name, batch].append(worker.turn(turn_seconds))
+                    for name, turn in one_round(shuffle.sample(workers, len(workers)), turn_seconds).items():
+                        turns[name, batch].append(turn)
                     done += 1
                     progress(done, launches * rounds * len(batches))
             launched.append([worker.footprint() for worker in workers])
@@ -142,7 +153,7 @@ def bench(
                 worker.close()
     first = variants[0].name
     timings = tuple(
-        _timing(variant.name, batch, turns[variant.name, batch], None if variant.name == first else turns[first, batch])
+        _timing(variant.name, batch, turns[variant.name, batch], turns[first, batch], is_first=variant.name == first)
         for batch in batches
         for variant in variants
     )
@@ -150,20 +161,22 @@ def bench(
     return BenchReport(timings, footprints, threads, busy, describe_machine())
 
 
-def _timing(variant: str, batch: int, turns: list[list[int]], baseline: list[list[int]] | None) -> Timing:
+def _timing(variant: str, batch: int, turns: list[list[int]], baseline: list[list[int]], *, is_first: bool) -> Timing:
     calls = [nanoseconds / 1000 for turn in turns for nanoseconds in turn]
-    medians = [quantile(turn, 0.5) / 1000 for turn in turns]
-    latency = estimate(medians)
-    ratio = None
-    if baseline is not None:
-        ratio = estimate([mine / quantile(theirs, 0.5) * 1000 for mine, theirs in zip(medians, baseline, strict=True)])
+    firsts = [quantile(turn, 0.5) / 1000 for turn in baseline]
+    quiet = undisturbed(firsts)
+    pairs = zip((quantile(turn, 0.5) / 1000 for turn in turns), firsts, quiet, strict=True)
+    kept = [(mine, theirs) for mine, theirs, is_quiet in pairs if is_quiet or sum(quiet) < FEWEST]
+    latency = estimate([mine for mine, _ in kept])
+    ratio = None if is_first else estimate([mine / theirs for mine, theirs in kept])
     return Timing(
         variant=variant,
         batch=batch,
         latency=latency,
         spread=quantile(calls, 0.75) - quantile(calls, 0.25),
         calls=len(calls),
-        rounds=len(medians),
+        rounds=len(kept),
+        disturbed=len(turns) - len(kept),
         percentiles=percentiles(calls),
         throughput=batch * 1e6 / latency.median,
         ratio=ratio,

@@ -8,7 +8,8 @@ A worker reads one JSON request a line and answers with one JSON line:
     anything that fails                    → {"error": text}
 
 Between its turns a worker is stopped, where the system can: the threads of onnxruntime and PyTorch spin for tens of
-milliseconds after a call, on a core that the next one needs.
+milliseconds after a call, on a core that the next one needs. Workers of one thread follow the first of a round to its core: the
+cores of a shared machine differ by a quarter, and trade places within seconds (decision 0019).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -31,6 +33,9 @@ from .machine import peak_resident_bytes, resident_bytes
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _CAN_STOP = hasattr(os, "waitid")  # Linux and most of Unix
+_OWN_GROUP = 0 if os.name == "posix" else None  # a terminal sends Ctrl-C to the parent alone then
+_CORES = os.sched_getaffinity(0) if sys.platform == "linux" else frozenset[int]()
+_CORE_IN_STAT = 36  # among the fields of proc(5)'s stat after the name
 _SETTLE_SECONDS = 0.0 if _CAN_STOP else 0.005  # a pause before every turn, in which others may stop spinning
 # A process that has waited finds its memory outside the caches: calls of some milliseconds need as many to be themselves.
 _WARM_MS = 50
@@ -78,6 +83,7 @@ class Worker:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
+        self._can_move = bool(_CORES) and variant.request.get("threads") == 1
         home = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
         started = time.perf_counter()
@@ -87,6 +93,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": path},
+            process_group=_OWN_GROUP,
         )
         try:
             self._opened = self._ask({"open": dict(variant.request)})
@@ -100,10 +107,21 @@ class Worker:
         call_ms = self._ask({"prepare": batch})["call_ms"]
         self._warmup = 0 if call_ms > _LONG_MS else 3 if call_ms <= 5 else math.ceil(_WARM_MS / call_ms)
 
-    def turn(self, seconds: float) -> list[int]:
+    def turn(self, seconds: float, core: int | None = None) -> list[int]:
+        """The latency of each call in nanoseconds; a worker of one thread runs on `core`, if one is given."""
         time.sleep(_SETTLE_SECONDS)
+        if self._can_move:
+            with suppress(ProcessLookupError):  # it died just now: the request says so
+                os.sched_setaffinity(self._process.pid, _CORES if core is None else {core})
         samples: list[int] = self._ask({"turn": seconds, "warmup": self._warmup})["ns"]
         return samples
+
+    def core(self) -> int | None:
+        """Where it ran last, if it has one thread and the system tells."""
+        if not self._can_move:
+            return None
+        status = Path(f"/proc/{self._process.pid}/stat").read_text()
+        return int(status.rpartition(")")[2].split()[_CORE_IN_STAT])
 
     def footprint(self) -> Footprint:
         peak = self._ask({"memory": True})["peak_bytes"]
@@ -174,9 +192,19 @@ class Worker:
         return answer
 
 
+def one_round(workers: Sequence[Worker], seconds: float) -> dict[str, list[int]]:
+    """A turn of each, by name: in this order, and on one core where each has one thread."""
+    turns: dict[str, list[int]] = {}
+    core: int | None = None
+    for worker in workers:
+        turns[worker.variant.name] = worker.turn(seconds, core)
+        core = worker.core() if core is None else core
+    return turns
+
+
 def serve(open_target: Callable[[dict[str, Any]], Target]) -> None:
     """The worker's side: answer requests on stdin until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes our stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our stdin
     _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr, not into the protocol

@@ -61,6 +61,16 @@ def refuse_existing(target: Path, *, force: bool, marker: str) -> None:
         )
 
 
+def refuse_unwritable(target: Path) -> None:
+    """What takes minutes to make must not find out at the end that it cannot be written."""
+    target = Path(os.path.abspath(target))
+    home = next(parent for parent in target.parents if parent.is_dir())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=_prefix(target), dir=home))
+    except OSError as error:
+        raise OutputExists(f"{target} cannot be written: {error.strerror}; choose another place or name") from None
+
+
 @contextmanager
 def new_directory(target: Path, *, force: bool = False, marker: str) -> Iterator[Path]:
     """A directory to fill; it becomes `target` when the block ends well and vanishes when it does not.

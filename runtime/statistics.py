@@ -10,6 +10,10 @@ _PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 _MIN_TAIL = 10  # samples that must lie beyond a percentile before it is worth printing
 
 
+FEWEST = 7  # times that an interval can be told from
+_DISTURBED = 1.1
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A median with its 95 % confidence interval; `low` and `high` are None with fewer than six samples."""
@@ -35,6 +39,12 @@ def estimate(values: Sequence[float]) -> Estimate:
     if count < 6 or rank < 0:
         return Estimate(median(ordered), None, None)
     return Estimate(median(ordered), float(ordered[rank]), float(ordered[count - 1 - rank]))
+
+
+def undisturbed(values: Sequence[float], known: Sequence[float] = ()) -> list[bool]:
+    """Which of these times are within a tenth of what the fastest tenth of all takes, the `known` ones included."""
+    limit = _DISTURBED * quantile([*values, *known], 0.1)
+    return [value <= limit for value in values]
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:

@@ -34,4 +34,4 @@ def opened(path: str, progress: Callable[[str], None]) -> Iterator[Bundle]:
     from exporters.adopt import adopt
 
     with tempfile.TemporaryDirectory(prefix="edgekit-") as folder:
-        yield adopt(path, Path(folder) / "adopted.bundle", progress=progress).bundle
+        yield adopt(path, Path(folder) / Path(path).name, progress=progress).bundle

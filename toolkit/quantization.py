@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from exporters.quantizers import SCHEMES, scheme_for
 from exporters.search import AUTO, SearchReport, search
 from runtime.bundle import MANIFEST, Bundle
 from runtime.errors import OptionError, UnknownName
-from runtime.files import refuse_existing
+from runtime.files import refuse_existing, refuse_unwritable
 
 from .evaluation import quality_for
 from .opening import opened, refuse_text
@@ -55,7 +56,10 @@ def limit_of(option: str, text: str | None, units: Mapping[str, float], whole: C
     if number <= 0 or (unit != "x" and unit not in units):
         known = ", ".join(f"3{name}" for name in units)
         raise OptionError(f"{option} {text!r} is not understood; write a number with a unit ({known}) or a share such as 0.3x")
-    return number * (whole() if unit == "x" else units[unit])
+    limit = number * (whole() if unit == "x" else units[unit])
+    if not isfinite(limit):
+        raise OptionError(f"{option} is too large a number to be a limit; leave it out")
+    return limit
 
 
 def quantize_path(
@@ -75,6 +79,7 @@ def quantize_path(
     progress: Callable[[str], None],
 ) -> QuantizeReport | SearchReport:
     refuse_existing(Path(output), force=force, marker=MANIFEST)
+    refuse_unwritable(Path(output))
     if scheme not in (AUTO, *SCHEMES):
         raise UnknownName.of("scheme", scheme, [*SCHEMES, AUTO])
     if scheme == AUTO and (only or exclude or settings):

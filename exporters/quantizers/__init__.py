@@ -14,6 +14,6 @@ _ON_TOKENS = {scheme.name: scheme for scheme in (by_row.ON_TOKENS, static_text.O
 
 def scheme_for(name: str, manifest: Manifest) -> Scheme:
     """The scheme of this name for a bundle: networks that read tokens may have one of their own."""
-    inputs = [graph.signature.inputs[0] for graph in manifest.graphs.values()]
+    inputs = [graph.signature.inputs[0] for graph in manifest.graphs.values() if graph.signature.inputs]
     reads_tokens = any(spec.dtype == "int64" and len(spec.shape) == 2 for spec in inputs)
     return _ON_TOKENS.get(name, SCHEMES[name]) if reads_tokens else SCHEMES[name]

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import numpy_helper
 
+from ..tensors import array_of
 from ..weights import loaded
+from ..wiring import Wiring, attribute
 from .products import why_not_product
 from .quiet import quiet
 from .scheme import REDUCED_RANGE, Request, Scheme, Shapes
@@ -50,7 +53,7 @@ def _by_onnxruntime(request: Request) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder, quiet():
         target = Path(folder) / "quantized.onnx"
         quantize_dynamic(
-            loaded(request.model),
+            _with_own_weights(loaded(request.model)),
             target,
             op_types_to_quantize=[*(name for name in request.operators if name not in _TAKEN_APART), "MatMul"],
             nodes_to_quantize=nodes,
@@ -63,6 +66,19 @@ def _by_onnxruntime(request: Request) -> onnx.ModelProto:
     for node in made.graph.node:
         node.name = left.get(node.name, node.name)  # another scheme may want it, by the name it had
     return made
+
+
+def _with_own_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy for every Gemm whose weight others read: onnxruntime's quantizer transposes weights of Gemms where they lie."""
+    wiring = Wiring.of(model)
+    for node in model.graph.node:
+        weight = node.input[1] if node.op_type == "Gemm" else ""
+        if weight not in wiring.constants or not attribute(node, "transB", 0):
+            continue
+        if len(wiring.readers[weight]) > 1 or list(node.input).count(weight) > 1 or weight in wiring.outputs:
+            node.input[1] = f"{weight}.of.{node.name}"
+            model.graph.initializer.append(numpy_helper.from_array(array_of(wiring.constants[weight]), node.input[1]))
+    return model
 
 
 SCHEME = Scheme(

@@ -87,7 +87,11 @@ def _converted(request: Request, per_channel: bool, ranges: Mapping[str, Range],
     operators = list(request.operators) if request.narrowed else sorted({*QDQRegistry, *request.operators, *_JOINING})
     weighted = {node.name for node in request.model.graph.node if node.op_type in _OPERATORS}
     away = _away_from_convolutions(request, operators)
-    left = (weighted - set(request.nodes)) | {node.name for node in away}
+    weights = {node.input[1] for node in request.model.graph.node if node.name in request.nodes}
+    sharing = {  # a transposed convolution, say: the axis of the scales is the products'
+        node.name for node in request.model.graph.node if node.name not in request.nodes and weights & set(node.input)
+    }
+    left = (weighted - set(request.nodes)) | {node.name for node in away} | sharing
     overrides = {node.input[1]: [_full_range(node, per_channel)] for node in full}
     with quiet():
         quantizer = QDQQuantizer(

@@ -188,7 +188,7 @@ class _Writer:
             nodes = self._by_rows(x, weight, rows, product, moments)
         else:
             bits = self._bits_of(tied or node.name in self._output_layers)
-            weight = weight if bits == self._bits else f"{weight}.head"  # another product may read it with fewer
+            weight = weight if tied or bits == self._bits else f"{weight}.head"  # another product may read it with fewer
             nodes = self._by_blocks(x, weight, rows, product, bits, moments, bias if product == output else None)
         if product != output:
             nodes.append(helper.make_node("Add", [product, bias], [output]))

@@ -60,6 +60,7 @@ def with_gemm(bias: tuple[int, ...], **attributes: Any) -> onnx.ModelProto:
 
 def converted(model: onnx.ModelProto, folder: Path, part: Part, feeds: dict[str, Array]) -> tuple[onnx.ModelProto, set[str]]:
     """What the part makes of it, and the names of the nodes that it says are quantized."""
+    folder.mkdir(exist_ok=True)
     bundle = adopt(save(model, folder / "net.onnx"), folder / "net.bundle").bundle
     made = convert_parts(bundle, (part,), lambda graph: iter([feeds]))
     return made.models["model"], {node.node for node in made.nodes if node.quantized}
@@ -149,6 +150,35 @@ def test_a_graph_of_an_old_opset_takes_one_scale_a_tensor(opset: int, tmp_path: 
         convert_parts(bundle, (Part("int8-static", wanted),), lambda graph: iter([feeds]))
     with pytest.raises(QuantizationRefused, match=f"bf16 needs opset 13 or later, and this graph has {opset}"):
         convert_parts(bundle, (Part("bf16"),))
+
+
+def test_a_weight_that_a_gemm_transposes_may_have_other_readers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "W"], ["h"], name="first", transB=1),
+        helper.make_node("Gemm", ["h", "W"], ["i"], name="second", transB=1),
+        helper.make_node("MatMul", ["i", "V"], ["y"], name="plain"),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", 64])
+    model = make_model(nodes, {"W": weights(64, 64), "V": weights(64, 64)}, inputs={"x": shape}, outputs={"y": shape})
+    feeds = samples(ROWS, 64)
+    for scheme in ("int8-dynamic", "int8-static"):
+        made, names = converted(model, tmp_path / scheme, Part(scheme), feeds)
+        assert names == {"first", "second", "plain"}
+        assert error(made, model, feeds) < 0.05
+
+
+def test_a_transposed_convolution_with_the_kernel_of_a_convolution_is_right(tmp_path: Path) -> None:
+    kernel = weights(8, 8, 3, 3) * np.linspace(0.05, 2, 8, dtype=np.float32)[:, None, None, None]
+    nodes = [
+        helper.make_node("Conv", ["x", "C"], ["c"], name="there", pads=[1, 1, 1, 1]),
+        helper.make_node("ConvTranspose", ["c", "C"], ["y"], name="back", pads=[1, 1, 1, 1]),
+    ]
+    shape = (TensorProto.FLOAT, ["batch", 8, 8, 8])
+    model = make_model(nodes, {"C": kernel}, inputs={"x": shape}, outputs={"y": shape})
+    feeds = samples(16, 8, 8, 8)
+    made, names = converted(model, tmp_path, Part("int8-static"), feeds)
+    assert names == {"there"}
+    assert error(made, model, feeds) < 0.05
 
 
 def test_two_schemes_may_quantize_the_same_rows(tmp_path: Path) -> None:

@@ -201,7 +201,11 @@ def test_a_race_that_tells_nothing_is_run_again_for_longer(
 
     def bench(variants: Any, *, launches: int, **_: Any) -> Any:
         run.append(launches)
-        return SimpleNamespace(timing=lambda name, batch: SimpleNamespace(ratio=ratios[name], latency=Estimate(9.0, 8.0, 10.0)))
+        return SimpleNamespace(
+            timing=lambda name, batch: SimpleNamespace(
+                ratio=ratios[name], latency=Estimate(9.0, 8.0, 10.0), disturbed_share=0.0
+            )
+        )
 
     monkeypatch.setattr("exporters.race.bench", bench)
     monkeypatch.setattr("exporters.race._LAUNCHES", (3, 6))
@@ -223,6 +227,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, latencies: dict[str, float]) -> list[
             return SimpleNamespace(
                 ratio=None if name == variants[0].name else Estimate(ratio, 0.99 * ratio, 1.01 * ratio),
                 latency=Estimate(latencies[name], latencies[name], latencies[name]),
+                disturbed_share=0.0,
             )
 
         return SimpleNamespace(timing=timing)

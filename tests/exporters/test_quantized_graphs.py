@@ -118,4 +118,4 @@ def test_a_product_with_its_weights_on_the_left_is_left_alone_by_int8_static(red
     converted = convert_parts(bundle, (Part("int8-static", settings),), lambda graph: iter([feeds]))
     found = {node.node: node for node in converted.nodes}
     assert found["product"].quantized
-    assert found["mixed"].reason == "only products by constant weights, on the right, have a quantized form"
+    assert found["mixed"].reason == "only products by a constant matrix on the right have a quantized form"

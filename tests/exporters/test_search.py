@@ -24,6 +24,7 @@ from exporters.quantized_graphs import Part
 from exporters.race import Speed
 from exporters.search import SearchReport, front, search
 from exporters.sensitivity import sensitivity
+from runtime.bench_worker import Variant
 from runtime.bundle import Bundle
 from runtime.errors import OutputExists, QuantizationRefused
 from runtime.metrics import METRICS
@@ -328,7 +329,7 @@ def test_another_bundle_does_not_go_on_from_the_journal_of_this_one(tmp_path: Pa
     assert searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=3.0)).recalled == 0
 
 
-@pytest.mark.parametrize("content", ["", "mine", "{}", '{"kind": "other", "measured": {}}', "[]"])
+@pytest.mark.parametrize("content", ["", "mine", "{}", '{"kind": "other", "measured": {}}', "[]", "[" * 100_000])
 def test_a_file_in_the_journal_s_place_that_is_not_one_is_left_alone(content: str, tmp_path: Path) -> None:
     mine = tmp_path / "q.bundle.search.json"
     mine.write_text(content)
@@ -340,8 +341,8 @@ def test_a_file_in_the_journal_s_place_that_is_not_one_is_left_alone(content: st
 
 def test_a_journal_that_somebody_changed_is_begun_anew(tmp_path: Path) -> None:
     journal = tmp_path / "q.search.json"
-    for measured in ([], {"x": 1}, {"x": {}}):
-        Journal(journal, {"a": 1}).write(measured)  # type: ignore[arg-type]
+    for known in ([], {"x": 1}, {"x": {}}, {"x": measured("x", 1, 1.0)[1].to_json() | {"bytes": "abc"}}):
+        Journal(journal, {"a": 1}).write(known)  # type: ignore[arg-type]
         assert _recalled(Journal(journal, {"a": 1})) == {}
 
 
@@ -411,10 +412,10 @@ def test_one_whose_answers_turn_out_to_be_no_numbers_is_passed_over(tmp_path: Pa
     first = searched(bundle, tmp_path / "first.bundle", budget=Budget(max_drop=3.0))
     original = exporters.search.write_made
 
-    def refused(bundle: Bundle, made: Any, report: Any, *rest: Any, **more: Any) -> None:
+    def refused(bundle: Bundle, made: Any, report: Any, *rest: Any, **more: Any) -> Any:
         if report.bytes_after == first.report.bytes_after:
             raise QuantizationRefused("it answers with NaN")
-        original(bundle, made, report, *rest, **more)
+        return original(bundle, made, report, *rest, **more)
 
     monkeypatch.setattr("exporters.search.write_made", refused)
     second = searched(bundle, tmp_path / "second.bundle", budget=Budget(max_drop=3.0))
@@ -491,6 +492,41 @@ def test_time_is_kept_for_the_last_race(tmp_path: Path, monkeypatch: pytest.Monk
     found = searched(bundle_of(tmp_path), tmp_path / "q.bundle", budget=Budget(max_drop=30.0), seconds=75.0)
     assert len(found.tried) == 4, "a fifth would end at 50 s, and the last race of one takes 30 s"
     assert len(found.raced) == 2
+
+
+class Timed:
+    """Stands for a worker: the latencies of its turns, one after the other."""
+
+    def __init__(self, name: str, turns: list[float]) -> None:
+        self.variant = bundle_less(name)
+        self._turns = iter(turns)
+        self.taken = 0
+
+    def turn(self, seconds: float, core: int | None = None) -> list[int]:
+        self.taken += 1
+        return [int(1000 * next(self._turns))]
+
+    def core(self) -> int | None:
+        return None
+
+
+def bundle_less(name: str) -> Variant:
+    return Variant(name, "none", {})
+
+
+def test_a_quick_race_waits_for_the_machine_to_be_quiet(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path)
+    setting = Setting(bundle, Quality(METRICS["tensors"], lambda _: 100.0, "x"), None, 1, (1,), False)
+    laboratory = Laboratory(setting, journal=tmp_path / "j.json", progress=lambda line: None)
+
+    def raced(originals: list[float], candidates: list[float]) -> tuple[float, int]:
+        workers = Timed("original", originals), Timed("candidate", candidates)
+        return laboratory._raced(*workers).median, workers[0].taken  # type: ignore[arg-type]
+
+    assert raced([100.0] * 99, [50.0] * 99) == (0.5, 25)
+    assert raced([200.0] * 20 + [100.0] * 99, [180.0] * 20 + [50.0] * 99) == (0.5, 45), "by what was seen before"
+    ratio, rounds = raced([200.0] * 99, [180.0] * 99)
+    assert (ratio, rounds) == (0.9, 75), "not for ever"
 
 
 def test_the_front_leaves_out_what_is_beaten_everywhere() -> None:

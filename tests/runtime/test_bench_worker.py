@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.bench import bundle_variant
-from runtime.bench_worker import Worker
+from runtime.bench_worker import Worker, one_round
 from runtime.errors import EdgekitError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -43,6 +43,30 @@ def test_a_worker_is_stopped_between_its_turns_and_ends_when_it_is_closed(worker
     worker.close()
     assert state(pid) == ""
     assert worker._process.returncode == 0
+
+
+def test_a_terminal_s_ctrl_c_does_not_reach_it_at_any_time(worker: Worker) -> None:
+    pid = worker._process.pid
+    assert os.getpgid(pid) == pid != os.getpgid(0)
+
+
+def test_workers_of_one_thread_follow_the_first_of_a_round_to_its_core(bundle: Path) -> None:
+    workers = [Worker(bundle_variant(bundle, name=str(number), threads=count)) for number, count in enumerate((1, 1, 2))]
+    try:
+        places = set()
+        for _ in range(4):
+            turns = one_round(workers, 0.001)
+            assert list(turns) == ["0", "1", "2"]
+            assert all(min(turn) > 0 for turn in turns.values())
+            first, second, third = (os.sched_getaffinity(worker._process.pid) for worker in workers)
+            assert workers[0].core() in second
+            assert first == third == os.sched_getaffinity(0)
+            places |= {frozenset(second)}
+        assert {len(place) for place in places} == {1}
+        assert workers[2].core() is None
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def test_a_worker_that_is_killed_between_its_turns_is_told_of_at_the_next(worker: Worker) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime import machine
 from runtime.metrics import METRICS, accuracy, agreement, mean_squared_error
-from runtime.statistics import estimate, median, percentiles, quantile
+from runtime.statistics import estimate, median, percentiles, quantile, undisturbed
 
 
 def test_metrics_equal_scikit_learns() -> None:
@@ -56,6 +56,12 @@ def test_the_interval_covers_the_true_median_about_95_times_in_100() -> None:
         assert found.high is not None
         covered += found.low <= np.log(2) <= found.high
     assert 930 <= covered <= 990
+
+
+def test_times_beyond_a_tenth_of_the_fast_ones_are_disturbed() -> None:
+    assert undisturbed([70.0] * 8 + [76.0, 78.0, 88.0]) == [True] * 9 + [False] * 2
+    assert undisturbed([88.0] * 5, known=[70.0] * 5) == [False] * 5
+    assert undisturbed([50.0] + [70.0] * 20) == [True] * 21, "a single fast one is chance"
 
 
 def test_no_percentile_without_enough_samples() -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.bench import bench, bundle_variant
+from runtime.bench import BenchReport, _timing, bench, bundle_variant
 from runtime.bundle import Bundle, Manifest, Tolerance, write_bundle
 from runtime.errors import EdgekitError, FeedError, OptionError
 from runtime.feeds import batch_of, example_feeds
 from runtime.signature import GraphSignature, TensorSpec
+from runtime.statistics import Estimate
 from runtime.verify import compare, verify_bundle
 
 from ..helpers import make_model
@@ -73,7 +74,7 @@ def test_a_benchmark_measures_every_variant_at_every_batch(bundle: Path) -> None
     first, second = report.timing("a", 1), report.timing("b", 1)
     assert first.ratio is None
     assert second.ratio is not None
-    assert first.rounds == 8
+    assert first.rounds + first.disturbed == 8
     assert first.calls >= 8
     assert 0 < first.latency.low <= first.latency.median <= first.latency.high
     assert first.throughput == pytest.approx(1e6 / first.latency.median)
@@ -85,10 +86,24 @@ def test_a_benchmark_measures_every_variant_at_every_batch(bundle: Path) -> None
     assert report.to_json()["timings"][1]["ratio"]["median"] == second.ratio.median
 
 
+def test_rounds_in_which_something_slowed_the_first_do_not_count() -> None:
+    """A quarter of the rounds are slow, for the second less than for the first: 0.9 is not half of what it takes."""
+    rounds = [(100.0, 50.0)] * 30 + [(200.0, 180.0)] * 10
+    turns = [[[int(1000 * pair[place])] * 3 for pair in rounds] for place in (0, 1)]
+    first, second = (_timing(name, 1, turn, turns[0], is_first=name == "a") for name, turn in zip("ab", turns, strict=True))
+    assert (first.rounds, first.disturbed, first.latency.median) == (30, 10, 100.0)
+    assert second.ratio == Estimate(0.5, 0.5, 0.5)
+    assert (second.latency.median, second.calls) == (50.0, 120)
+    report = BenchReport((first, second), (), threads=1, busy=0.0)
+    assert report.warning == "something slowed this machine in 25 % of the rounds; medians and ratios are of the others"
+    few = [turn[:3] + turn[-5:] for turn in turns]
+    assert _timing("b", 1, few[1], few[0], is_first=False).rounds == 8, "too few are left to tell"
+
+
 def test_a_launch_whose_time_is_up_ends_after_seven_rounds(bundle: Path) -> None:
     variants = [bundle_variant(bundle, name=name, threads=1) for name in ("a", "b")]
     report = bench(variants, threads=1, rounds=50, launches=1, turn_seconds=0.001, seconds=0.0)
-    assert [timing.rounds for timing in report.timings] == [7, 7]
+    assert [timing.rounds + timing.disturbed for timing in report.timings] == [7, 7]
     assert (ratio := report.timing("b", 1).ratio) is not None
     assert ratio.low is not None
 

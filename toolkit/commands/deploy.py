@@ -18,7 +18,7 @@ from . import options
     metavar="NAME",
     help="Quantization to try; may be given several times.  [default: all that apply]",
 )
-@click.option("--max-drop", type=click.FloatRange(0), metavar="X", help="As for quantize.")
+@click.option("--max-drop", type=options.Amount(0), metavar="X", help="As for quantize.")
 @options.data
 @options.settings
 @options.threads

@@ -33,14 +33,14 @@ from . import options
 @options.data
 @click.option(
     "--max-drop",
-    type=click.FloatRange(0),
+    type=options.Amount(0),
     metavar="X",
     help="Largest loss of quality, in percent: points of accuracy or of an error rate, or relative growth of mse or "
     "perplexity.  [default: 0.5 for accuracy and error rate, 2 for mse and perplexity, 5 for agreement and likelihood]",
 )
 @click.option("--max-size", metavar="X", help="Largest result, e.g. 2MB, or 0.3x of the original.")
 @click.option("--max-latency", metavar="X", help="Longest call, e.g. 5ms, or 0.5x of the original's.")
-@click.option("--time", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="auto: stop trying after so long.")
+@click.option("--time", "seconds", type=options.Amount(0), metavar="SECONDS", help="auto: stop trying after so long.")
 @click.option("--report", metavar="FILE", help="auto: write what was tried, with a plot, as an HTML page; not after a refusal.")
 @click.option(
     "--for-size", is_flag=True, help="Keep a result that is slower, and no second form of a decoder: only size matters."
@@ -48,7 +48,7 @@ from . import options
 @click.option("--batch", type=click.IntRange(1), help="Batch size to time at.  [default: 1, or the graph's own]")
 @click.option(
     "--threads",
-    type=click.IntRange(1),
+    type=options.THREADS,
     help="Threads for onnxruntime.  [default: all available cores; where calls are short, the number each is fastest with]",
 )
 @options.force
@@ -88,7 +88,7 @@ def quantize(
     if report is not None and scheme != AUTO:
         raise OptionError(f"--report is for --scheme auto; {scheme} prints all there is to say")
     if report is not None:
-        _refuse_report(Path(report), force=choices["force"])
+        _refuse_report(Path(report), Path(output), force=choices["force"])
     limits = Limits(max_drop, max_size, max_latency, for_size)
     try:
         found = quantize_path(path, output, scheme=scheme, limits=limits, threads=threads, progress=note, **choices)
@@ -143,19 +143,25 @@ def _say_search(found: Any, output: str) -> None:
     _say(found.report, found.nodes, output)
 
 
-def _refuse_report(target: Path, *, force: bool) -> None:
+def _refuse_report(target: Path, output: Path, *, force: bool) -> None:
     """A search takes minutes: what it cannot be written to, or with, is told before."""
     from runtime.errors import OptionError, OutputExists
+    from runtime.files import refuse_unwritable
 
-    from ..report.page import environment
+    from ..report.page import environment, is_page
 
     environment()  # without what makes pages this ends with what to install
     if not target.parent.is_dir():
         raise OptionError(f"--report {target}: there is no folder {target.parent}; make it, or name another file")
     if target.is_dir():
         raise OptionError(f"--report {target} is a folder; name a file in it, e.g. {target / 'tried.html'}")
-    if target.exists() and not force:
+    if target.resolve() == output.resolve():
+        raise OptionError(f"--report and -o are both {target}; name another file for the report, e.g. tried.html")
+    if (target.exists() or target.is_symlink()) and not force:
         raise OutputExists(f"--report {target} already exists; choose another file, or pass --force to replace it")
+    if (target.exists() or target.is_symlink()) and not is_page(target):
+        raise OutputExists(f"--report {target} is no page that edgekit wrote; --force will not replace it; choose another file")
+    refuse_unwritable(target)
 
 
 def _write_page(found: Any, path: Path, target: Path) -> None:

@@ -19,10 +19,12 @@ _NAMES = (("inputs", "targets"), ("x", "y"), ("X", "y"))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise DataError(f"{path} is not there, or is a folder; expected an .npz file as np.savez writes it")
     try:
+        if not zipfile.is_zipfile(path):
+            raise DataError(f"{path} cannot be read as .npz; save named arrays with np.savez")
         with np.load(path, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise DataError(f"{path} holds one nameless array; save named ones with np.savez")
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(

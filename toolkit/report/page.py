@@ -9,6 +9,7 @@ from ..console import number_text, size_text, time_text
 from .plot import Point, draw
 
 _HERE = Path(__file__).resolve().parent
+_SIGN = b'<meta name="generator" content="edgekit">'
 
 
 def environment() -> Any:
@@ -20,6 +21,14 @@ def environment() -> Any:
     )
     found.filters |= {"size": size_text, "time": time_text, "estimate": _estimate, "number": _number}
     return found
+
+
+def is_page(path: Path) -> bool:
+    """Whether it is one of these pages."""
+    try:
+        return _SIGN in path.read_bytes()[:1000]
+    except OSError:
+        return False
 
 
 def style() -> str:

@@ -66,7 +66,9 @@ def write_quantized(bundle: Bundle, precision: str, target: Path, *, exact: bool
         patch.setattr("exporters.quantizers.stored._FEWEST_WEIGHTS", _FEWEST_STORED)
         if exact:
             patch.setattr(weights_module, "_INT8_ACTIVATIONS", 1)
-            patch.setattr(weights_module, "quantize_rows", lambda x, opset: ([], {}))
+            patch.setattr(
+                weights_module, "quantize_rows", lambda x, rows, opset: ([helper.make_node("Identity", [x], [rows])], {})
+            )
             patch.setattr(weights_module, "multiply_rows", _multiply_exactly)
             # biases in steps of what the activations are rounded to
             patch.setattr("exporters.quantizers.static_text.with_integer_biases", lambda model, flat: model)
@@ -82,10 +84,10 @@ def _texts() -> list[list[int]]:
     return np.random.default_rng(0).integers(len(SPECIALS), len(SPECIALS) + 5, (8, 12)).tolist()
 
 
-def _multiply_exactly(x: str, weight: str, matrix: Any, output: str, columns_of: Columns) -> Made:
+def _multiply_exactly(rows: str, weight: str, matrix: Any, output: str, columns_of: Columns) -> Made:
     """Weights already multiplied out: onnxruntime would turn numbers with a scale into a product of rounded activations."""
     numbers, scales = columns_of(matrix)
-    return [helper.make_node("MatMul", [x, f"{weight}.columns"], [output])], {f"{weight}.columns": numbers * scales}
+    return [helper.make_node("MatMul", [rows, f"{weight}.columns"], [output])], {f"{weight}.columns": numbers * scales}
 
 
 def _without_rounding(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from architectures.settings import apply_settings
 from runtime.bundle import DECODER
 
 from .candidates import Candidate, Laboratory, Measured
-from .preference import Preference, Tried, is_alone
+from .preference import EQUALLY_FAST, Preference, Tried, is_alone
 from .quantized_graphs import Part
 from .quantizers import SCHEMES, scheme_for
 from .quantizers.recurrent import FLOAT32, INT8, OPERATORS, STEP_BY_STEP
@@ -145,7 +146,7 @@ class Exploration:
 
     def _pruned(self) -> Iterator[Candidate]:
         """The fastest that lose too much, without the nodes that cost most; those go to a scheme that does not."""
-        for candidate, measured in self._fastest(2, good=False):
+        for candidate, measured in self._nearest(2):
             labels = [node.node for node in measured.nodes if node.quantized]
             if self._preference.is_good(measured) or len(labels) < 2 or not self._is_no_slower(measured):
                 continue
@@ -202,6 +203,21 @@ class Exploration:
         best = sorted(ran, key=lambda item: (good and not self._preference.is_good(item[1]), item[1].ratio.median))
         each = {item[0].parts[0].scheme: item for item in reversed(best)}  # the best of each scheme
         return [item for item in best if each[item[0].parts[0].scheme] is item][:count]
+
+    def _nearest(self, count: int) -> list[Tried]:
+        """Schemes alone that quantize, the fastest first: each with the settings that lose least of those as fast."""
+        found = []
+        for candidate, measured in self._fastest(count, good=False):
+            as_fast = [
+                item
+                for item in self.ran()
+                if is_alone(item[0])
+                and item[0].parts[0].scheme == candidate.parts[0].scheme
+                and item[1].ratio.median <= EQUALLY_FAST * measured.ratio.median
+                and isfinite(item[1].drop)
+            ]
+            found.append(min(as_fast, key=lambda item: item[1].drop, default=(candidate, measured)))
+        return found
 
     def best(self) -> list[Tried]:
         """All that may be within the budget, the best first."""

@@ -23,7 +23,7 @@ from .calibration import Statistics
 from .graph import operators_of, read_without_weights, requirements_of
 from .quantizers import scheme_for
 from .quantizers.scheme import Calibration, NodeDecision, Remark, Request, Scheme, decide_all, quantizable
-from .quantizers.weights import tied_tables
+from .quantizers.weights import tied_tables, without_needless_copies
 from .weights import pack_graphs, read_mapped
 
 # A search converts one bundle many times, and what its activations are like does not change with it.
@@ -92,6 +92,7 @@ def convert_parts(
         for label, remark in remarks.items():
             reason = f"{known[label].reason}; {remark.text}"
             known[label] = replace(known[label], reason=reason, cpu_features=remark.cpu_features)
+    models = {name: without_needless_copies(model) for name, model in models.items()}
     return Converted(models, tuple(known.values()))
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from architectures.catalog import CATALOG
+from exporters.preference import EQUALLY_SMALL
 
 from . import quantization_matrix as matrix
 
@@ -43,7 +44,7 @@ def test_auto_is_never_worse_than_the_best_scheme_alone_and_on_some_networks_bet
             better.add(name)
             continue
         speed, size = matrix.advantage(chosen, best)
-        assert speed > 1 or (speed == 1 and size <= 1), name
+        assert speed > 1 or (speed == 1 and size <= EQUALLY_SMALL), name
         if speed > 1 or size < 0.99:
             better.add(name)
     assert len(better) >= 3

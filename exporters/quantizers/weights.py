@@ -42,6 +42,7 @@ from .scheme import Request, Scheme, Shapes
 _MICROSOFT = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # accuracy_level: anything less computes in float32, up to 15 times slower
 SMALLEST_TABLE = 4096  # weights of an embedding: below that nothing is saved
+_TRANSPOSED = ".transposed"
 _PRODUCTS = ("MatMul", "Gemm")
 _DROPPED = ("Transpose", "Gather", "GatherBlockQuantized")
 _DEFAULTS = {8: WeightSettings(), 4: WeightSettings(rounding=HQQ)}  # at 8 bit nothing is left to gain
@@ -58,13 +59,31 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         matrix = wiring.value(turned.input[0])
         if matrix is None or matrix.ndim != 2 or list(attribute(turned, "perm", [1, 0])) != [1, 0]:
             continue
-        name = f"{turned.input[0]}.transposed"
+        name = f"{turned.input[0]}{_TRANSPOSED}"
         if name not in known:
             model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(matrix.T), name))
             known.add(name)
         node.input[1] = name
     _drop_unread_nodes(model)
     drop_unread_weights(model)
+    return model
+
+
+def without_needless_copies(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What `prepare` made plain, and nobody quantized, is transposed by a node again, where others keep the original."""
+    known = {tensor.name for tensor in model.graph.initializer}
+    turned: dict[str, onnx.NodeProto] = {}
+    for node in model.graph.node:
+        original = node.input[1].removesuffix(_TRANSPOSED) if node.op_type == "MatMul" else ""
+        if original in known and node.input[1] == original + _TRANSPOSED:
+            made = f"{node.input[1]}.again"
+            turned[made] = helper.make_node("Transpose", [original], [made], name=made, perm=[1, 0])
+            node.input[1] = made
+    if turned:
+        nodes = [*turned.values(), *model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        drop_unread_weights(model)
     return model
 
 

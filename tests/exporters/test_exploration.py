@@ -29,7 +29,7 @@ Nodes = Sequence[NodeDecision]
 
 
 def samples() -> dict[str, Any]:
-    return {"x": np.random.default_rng(1).standard_normal((16, 8, SIZE, SIZE)).astype(np.float32)}
+    return {"x": np.random.default_rng(1).standard_normal((128, 8, SIZE, SIZE)).astype(np.float32)}
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,16 @@ def test_a_node_that_costs_too_much_is_left_to_another_scheme(bundle: Bundle, mo
     (pruned,) = [found for found in tried.tried() if found.label == "int8-static without 1 node + int8-weights"]
     assert {node.node for node in pruned.nodes if node.scheme == "int8-static"} == {"narrow", "wide"}
     assert pruned.drop <= 1.0
+
+
+def test_nodes_are_left_out_of_what_loses_least_of_those_as_fast(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporters.exploration.sensitivity", lambda *_, **__: {"narrow": 0.01, "wide": 0.02, "product": 0.5})
+
+    def told(found: Measured) -> Measured:
+        return replace(found, drop=1.5) if found.label == "int8-static (ranges=mse)" else found
+
+    tried = labels(explored(bundle, static_is_fast, costs("product", "int8-static"), told=told))
+    assert [label for label in tried if label.startswith("int8-static (ranges=mse) without 1 node")]
 
 
 def test_no_scheme_takes_over_from_itself_with_other_settings(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

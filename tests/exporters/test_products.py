@@ -216,6 +216,27 @@ def test_a_matrix_may_be_an_output_layer_of_eight_bits_and_an_inner_product_of_f
     assert error(made, model, feeds) < 0.2
 
 
+def test_a_table_that_stays_in_float_is_not_stored_twice(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["E", "tokens"], ["x"], name="embedding"),
+        helper.make_node("MatMul", ["x", "Q"], ["q"], name="q"),
+        helper.make_node("Transpose", ["E"], ["T"], perm=[1, 0]),
+        helper.make_node("MatMul", ["q", "T"], ["y"], name="head"),
+    ]
+    known = {"E": weights(200, 64), "Q": weights(64, 64)}
+    inputs = {"tokens": (TensorProto.INT64, ["batch", "time"])}
+    outputs = {"y": (TensorProto.FLOAT, ["batch", "time", 200])}
+    model = make_model(nodes, known, inputs=inputs, outputs=outputs)
+    bundle = adopt(save(model, tmp_path / "net.onnx"), tmp_path / "net.bundle").bundle
+    feeds = {"tokens": random.integers(0, 200, (4, 7))}
+    table = known["E"].nbytes
+    for scheme in ("int8-weights", "int4-weights", "int8-static", "fp16"):
+        for names, size in ((["q"], table), (["q", "embedding"], 1.6 * table), (["q", "embedding", "head"], 0.8 * table)):
+            made = convert_parts(bundle, (Part(scheme, nodes=frozenset(names)),), lambda graph: iter([feeds])).models["model"]
+            assert made.ByteSize() < size + known["Q"].nbytes + 4000, (scheme, names)
+            assert error(made, model, feeds) < 0.2
+
+
 def test_every_node_has_a_name_of_its_own() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "A"], ["h"], name="MatMul_1"),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exporters.likelihood import generates, quality_of_text
-from exporters.quantize import Quality
+from exporters.quantize import GOLDENS, Quality
 from exporters.quantizers.scheme import Calibration
 from runtime.bundle import Bundle
 from runtime.errors import DataError, OptionError
@@ -136,7 +136,7 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         if own is not None:
             return own, calibration
         goldens = [inputs for _, inputs, _ in bundle.goldens()]
-        return _agreement(bundle, goldens, "the goldens' inputs"), calibration
+        return _agreement(bundle, goldens, GOLDENS), calibration
     recorded = bundle.manifest.data
     unknown = path is None and recorded is not None and recorded["name"] not in DATASETS  # the user's own, and not at hand
     found = None if unknown or _is_unlabelled(bundle, path) else data_for(bundle, path)
@@ -153,7 +153,7 @@ def quality_for(bundle: Bundle, path: str | None) -> tuple[Quality, Calibration 
         return quality, lambda graph: ({spec.name: part} for part in _parts(bundle, rows, at_once))
     if path is None:
         goldens = [inputs for _, inputs, _ in bundle.goldens()]
-        return _agreement(bundle, goldens, "the goldens' inputs"), (lambda graph: iter(goldens)) if _is_fresh(bundle) else None
+        return _agreement(bundle, goldens, GOLDENS), (lambda graph: iter(goldens)) if _is_fresh(bundle) else None
     signature = bundle.graph()[1].signature
     batches = list(_feed_parts(signature, load_samples(Path(path), signature)))
     if not batches:
